@@ -17,16 +17,7 @@ OF_VLLM := $(filter-out -0.32,-$(VLLM))
 VENV := .venv$(if $(OF_VLLM),-vllm$(OF_VLLM))
 
 DEMO_MODEL := .demo-model
-MODEL ?= $(DEMO_MODEL)
-WORKERS ?= 2
 PORT ?= 8000
-ROUTER_MODE ?= kv
-ifeq ($(MODEL),$(DEMO_MODEL))
-# Its answers are noise without an end, so they are cut where a client names no limit. Chat programs
-# send tools with every message: the parser is the one for the calls of its chat template.
-DEMO_ENGINE_ARGS := --served-model-name demo --override-generation-config '{"max_new_tokens": 256}'
-DEMO_FRONTEND_ARGS := --enable-auto-tool-choice --tool-call-parser hermes --tool-strict-level parameter
-endif
 PYTEST_ARGS ?=
 # Processes that share the tests. Each starts engines, so more need more cores and memory.
 TEST_PROCESSES ?= 2
@@ -112,16 +103,10 @@ endif
 demo-model: $(ENVIRONMENT) ## make the tiny random model that `make run` serves
 	@$(VENV_PYTHON) examples/demo_model.py $(DEMO_MODEL)
 
-run: export MODEL := $(MODEL)
-run: export WORKERS := $(WORKERS)
-run: export PORT := $(PORT)
-run: export ROUTER_MODE := $(ROUTER_MODE)
-run: export RUN_ENGINE_ARGS := $(DEMO_ENGINE_ARGS) $(ENGINE_ARGS)
-run: export RUN_FRONTEND_ARGS := $(DEMO_FRONTEND_ARGS) $(FRONTEND_ARGS)
-run: export MMROUTER_PYTHON ?= $(CURDIR)/$(VENV_PYTHON)
-run: $(ENVIRONMENT) $(if $(filter $(DEMO_MODEL),$(MODEL)),demo-model) ## start workers and the frontend, until Ctrl-C
-	@ENGINE_ARGS=$$RUN_ENGINE_ARGS FRONTEND_ARGS=$$RUN_FRONTEND_ARGS \
-	    exec examples/launch/agg_multimodal_router.sh
+# Those that are set; the launcher has the defaults, the demo's model among them.
+$(foreach each,$(RUN_VARIABLES),$(if $($(each)),$(eval run: export $(each) := $$($(each)))))
+run: $(ENVIRONMENT) ## start workers and the frontend, until Ctrl-C
+	@exec $(VENV_PYTHON) -m common.launcher --from-environment
 
 test: $(ENVIRONMENT) $(CLIENTS_ENVIRONMENT) ## run the whole test suite
 	@$(VENV_PYTHON) -m pytest $(PYTEST_PARALLEL) --durations=10 $(PYTEST_ARGS)

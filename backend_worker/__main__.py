@@ -8,14 +8,14 @@ import sys
 
 from backend_worker.supervise import supervise
 from common.cli.command_line import WORKER
-from common.cli.early_flags import leave_early
+from common.cli.known_flags import leave_early
 from common.vllm_compat.preflight import fault_of, model_in
 
 
 def main() -> None:
     leave_early(sys.argv[1:], "worker", WORKER)
     said = model_in(sys.argv[1:])
-    if said is not None and (fault := fault_of(*said, look_for_names=True)) is not None:
+    if said is not None and (fault := fault_of(*said)) is not None:
         print(f"python -m backend_worker: error: {fault}", file=sys.stderr)
         sys.exit(2)
     supervise()

@@ -102,7 +102,7 @@ ABOUT: Final = (
 FIRST: Final = (
     "--served-model-name", "--max-model-len", "--gpu-memory-utilization",
     "--tensor-parallel-size", "--data-parallel-size", "--limit-mm-per-prompt",
-    "--worker-id", "--worker-host", "--worker-port", "--discovery-dir", "--discovery",
+    "--worker-id", "--worker-host", "--worker-port", "--discovery",
     "--fleet-key-file",
 )  # fmt: skip
 """Flags that people need first, in the order of the help."""

@@ -325,7 +325,8 @@ class UnsupportedItemError(TransferError):
 
 
 class ArenaFullError(TransferError):
-    """No room: every segment that could make way is still leased."""
+    """No room: every segment that could make way is still leased, or a worker has no memory for
+    an item."""
 
 
 class NoEncodedFormError(TransferError):

@@ -3,7 +3,7 @@
 import sys
 
 from common.cli.command_line import FRONTEND
-from common.cli.early_flags import leave_early
+from common.cli.known_flags import leave_early
 from common.vllm_compat.preflight import use_cpu_only
 
 

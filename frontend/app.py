@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import secrets
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -16,7 +17,7 @@ import uvloop
 
 from common.aio.cleanup import made_in_thread, undo_on_error
 from common.aio.processes import StopSignals
-from common.aio.supervised import supervise
+from common.aio.supervised import Work, supervise
 from common.cli.settings_summary import log_settings
 from common.cli.vllm_command_line import configure_vllms_logging
 from common.discovery.base import CardWatcher
@@ -48,7 +49,7 @@ from frontend.http import (
 from frontend.models import Models, Shared, operator_routers
 from frontend.processes import Siblings
 from frontend.router import Router, ZmqFeeds
-from frontend.workers import Contract, Fleet, Gauges, MediaSender, follow
+from frontend.workers import Contract, Fleet, Gauges, MediaSender, follow, tell_refused
 
 logger = logging.getLogger("frontend")
 
@@ -61,6 +62,7 @@ class Frontend:
     watcher: CardWatcher
     models: Models
     gate: ReadinessGate
+    tell_refused: Work
 
     async def serve(self) -> None:
         """Serve until the process is told to stop and has drained.
@@ -79,11 +81,13 @@ class Frontend:
             async with asyncio.TaskGroup() as group:
                 delay = supervise("loop delay", measure_loop_delay)
                 history = supervise("history", shared.history.run)
+                refusals = supervise("refusals", self.tell_refused)
                 keys = supervise("key files", shared.args.access.follow)
                 tasks = (
                     group.create_task(delay, name="loop delay"),
                     group.create_task(history, name="history"),
                     group.create_task(keys, name="key files"),
+                    group.create_task(refusals, name="refusals"),
                     group.create_task(follow(self.watcher, fleets.apply), name="discovery"),
                     group.create_task(self._open(), name="open"),
                     group.create_task(leave, name="leave"),
@@ -141,22 +145,28 @@ async def open_frontend(
         loader = MediaLoader(args.media, args.media.cache_bytes)
         closing.push_async_callback(loader.close)
         register(loader)
-        models = _models(args, media_sender, key)
+        frontend_id = Incarnation(secrets.token_hex(8))
+        models = _models(args, media_sender, frontend_id, key)
         closing.push_async_callback(models.close)
         fleets = models.fleets
         history = History(queues=partial(queues, fleets))
         management = Management(lambda: (fleet.router for fleet in fleets), siblings)
         routers = operator_routers(
-            fleets, media_sender, siblings, history, models.forget_media, management
+            fleets,
+            media_sender,
+            siblings,
+            history,
+            models.forget_media,
+            management,
+            args.router.mode,
         )
         gate = ReadinessGate(
             fleets.check_available, operator_app(routers, args.serve.root_path or "")
         )
         server = Server(
-            uvicorn_config(make_door(args, gate, siblings), args.serve, args.http),
+            uvicorn_config(make_door(args, gate, siblings, history), args.serve, args.http),
             siblings,
             refresh_tls=args.serve.enable_ssl_refresh,
-            handshake_s=args.http.head_timeout_s,
         )
         pooling = PoolingLimits(args.http, several_keys=args.access.several)
         shared = Shared(
@@ -171,12 +181,15 @@ async def open_frontend(
             pooling,
             history,
         )
-        yield Frontend(shared, args.discovery.watcher(key), models, gate)
+        name = f"{frontend_id} (process {os.getpid()} on {socket.gethostname()})"
+        tell = partial(tell_refused, fleets.notices, name, key)
+        yield Frontend(shared, args.discovery.watcher(key), models, gate, tell)
 
 
-def _models(args: FrontendArgs, media_sender: MediaSender, key: FleetKey | None) -> Models:
+def _models(
+    args: FrontendArgs, media_sender: MediaSender, frontend_id: Incarnation, key: FleetKey | None
+) -> Models:
     gauges = Gauges()
-    frontend_id = Incarnation(secrets.token_hex(8))
 
     def make() -> Fleet:
         feeds = ZmqFeeds(key=key)

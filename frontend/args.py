@@ -6,6 +6,7 @@ from argparse import Namespace
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final
 
+import msgspec
 from pydantic import Field
 from vllm import envs
 from vllm.exceptions import VLLMError
@@ -33,7 +34,7 @@ from common.transfer.settings import NixlSettings, TransferSettings
 from common.transfer.transports import TransferMode
 from common.vllm_compat.features import server_arguments
 from frontend.fetch import CONNECTOR_NAME, MediaSettings
-from frontend.http import AccessKeys, HttpSettings, KeySettings, check_parsers
+from frontend.http import AccessKeys, HttpSettings, KeySettings, check_parsers, parser_names
 from frontend.processes import Plan, ProcessesSettings
 from frontend.processing import ArenaSettings, PreprocessSettings
 from frontend.request import FaultSettings
@@ -86,7 +87,7 @@ ABOUT: Final = (
 )
 
 FIRST: Final = (
-    "--host", "--port", "--discovery-dir", "--discovery", "--fleet-key-file", "--api-key-file",
+    "--host", "--port", "--discovery", "--fleet-key-file", "--api-key-file",
     "--ssl-certfile", "--ssl-keyfile", "--router-mode", "--processes", "--enable-auto-tool-choice",
     "--tool-call-parser",
 )  # fmt: skip
@@ -98,7 +99,7 @@ VLLMS_DEFAULTS: Final[dict[str, object]] = {
     "enable_prompt_tokens_details": True,  # cached tokens are what a router is for
     # What probes, scrapers, launch scripts and the status page ask again and again.
     "disable_access_log_for_endpoints": "/health,/livez,/ping,/metrics,/status,/mmrouter/workers,"
-    "/mmrouter/workers/refused,/mmrouter/events,/mmrouter/decisions,/mmrouter/history,/mmrouter/index",
+    "/mmrouter/workers/refused,/mmrouter/events,/mmrouter/decisions,/mmrouter/history,/mmrouter/summary",
     "h11_max_incomplete_event_size": 64 << 10,
     "enable_flash_late_interaction": False,  # workers share no vectors of queries
 }
@@ -206,7 +207,8 @@ def known_flags() -> KnownFlags:
         FIRST,
         {"--check": "say what this machine can serve with the other flags, without serving"},
     )
-    return make_table(command, GROUPS, server_arguments().make_arg_parser, refusal_at_frontend)
+    table = make_table(command, GROUPS, server_arguments().make_arg_parser, refusal_at_frontend)
+    return msgspec.structs.replace(table, parsers=parser_names())
 
 
 def _serve_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Given]]:

@@ -11,6 +11,7 @@ from frontend.gate import BodyGate
 from frontend.http import (
     AdminGuard,
     Admission,
+    History,
     MergedMetrics,
     ReadinessGate,
     hold_stream_heads,
@@ -25,11 +26,18 @@ from frontend.processes import Siblings
 logger = logging.getLogger(__name__)
 
 
-def make_door(args: FrontendArgs, gate: ReadinessGate, siblings: Siblings | None = None) -> Door:
+def make_door(
+    args: FrontendArgs,
+    gate: ReadinessGate,
+    siblings: Siblings | None = None,
+    history: History | None = None,
+) -> Door:
     serve, guard = args.serve, _guard(args)
     steps: list[Step] = [
         # A name first: log lines and answers of all that follows have it, refusals too.
         partial(name_request, answered=serve.enable_request_id_headers),
+        # Answers as clients get them are counted, whoever gives them.
+        *([] if history is None else [history.watch]),
         # Whoever refuses below, Anthropic's clients can read it.
         shape_errors,
         # Strangers go before anything that they say is read.

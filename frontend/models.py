@@ -147,9 +147,10 @@ def operator_routers(
     history: History,
     forget_media: Callable[[], Awaitable[None]],
     management: Management,
+    mode: str = "",
 ) -> list[APIRouter]:
     """Return what operators ask for, whichever model it is about."""
-    status = FleetStatus(Status(fleets, media_sender, [fleets.refusals]), siblings)
+    status = FleetStatus(Status(fleets, media_sender, [fleets.refusals], mode), siblings)
     history.share(siblings)
     return [
         live_routes(),
@@ -348,4 +349,5 @@ async def _ended(app: ModelApp) -> None:
             while app.requests:
                 await app.idle.wait()
     except TimeoutError:
-        logger.warning("%d requests of model %s are given up", app.requests, app.names[0])
+        ending = "ending %d requests of model %s, which has no worker"
+        logger.warning(ending, app.requests, app.names[0])

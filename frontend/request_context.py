@@ -36,6 +36,7 @@ class RequestContext:
         engine_calls: numbers the engine's calls that are made for it.
         defers: whether its model wants media fetched and not decoded; None where there is one
             model, whose processing has told the loader.
+        failed: whether a call of an engine ended with an error, perhaps after the answer had begun.
     """
 
     tenant: Tenant = EVERYBODY
@@ -45,6 +46,7 @@ class RequestContext:
     arrived: float | None = None
     engine_calls: Iterator[int] = field(default_factory=itertools.count)
     defers: bool | None = None
+    failed: bool = False
     _parts: dict[type, object] = field(default_factory=dict)
 
     def put(self, part: object) -> None:

@@ -6,7 +6,29 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from common.request_plane.lifecycle import MEANING, TRANSITIONS, Event, State
+from common.request_plane.lifecycle import TRANSITIONS, Event, State
+
+MEANING: dict[State | Event, str] = {
+    State.PREPARING: "the frontend renders, processes and validates the prompt",
+    State.CHOOSING: "nothing was answered; the frontend chooses a worker and sends it media",
+    State.WAITING: "a worker has the request; nothing was answered",
+    State.STREAMING: "outputs come",
+    State.MOVING: "the worker was lost after some output; the frontend chooses another, or waits "
+    "for one to come",
+    State.RESUMING: "another worker has the request; none of its output came yet",
+    State.FINISHED: "the last output was given to the user",
+    State.FAILED: "the user got an error, as a status or as an event of the stream",
+    State.CANCELLED: "the user left, or the frontend shuts down; the worker is told to stop",
+    Event.PREPARED: "the prompt is valid and its media are at hand",
+    Event.DISPATCHED: "the request was sent to the chosen worker",
+    Event.NACK: "the worker lacks media; the frontend supplies them",
+    Event.ACK: "the worker's engine has the media; what was leased is free again",
+    Event.OUTPUT: "tokens and text",
+    Event.LAST_OUTPUT: "tokens and text, and the reason why there are no more",
+    Event.WORKER_FAILED: "the worker died, fell silent, stalled or gave up, and another may try",
+    Event.ERROR: "the request can't go on: it is invalid, late, or nobody can take it",
+    Event.CANCEL: "nobody wants the answer any more",
+}
 
 _TEXT = """\
 <!-- Made by `make docs` from common/request_plane/lifecycle.py: change that. -->

@@ -57,7 +57,8 @@ PROCESS: Final = (
         {"frontend/http/limits/content_parts.py": ("vars(_MODULE)[_NAME]",)},
     ),
     Mechanism(
-        "Decoders open nothing but the bytes that they are given, and take what these need.",
+        "Decoders and resamplers open nothing but the bytes that they are given, and take what "
+        "these need.",
         "Models' own code calls the decoders too. They have no setting for a process, but for "
         "Pillow's and vLLM's largest picture.",
         {
@@ -68,6 +69,7 @@ PROCESS: Final = (
                 "av.open",
                 "cv2.VideoCapture",
                 "image.ALLOWED_IMAGE_FORMATS",
+                "resampling._get_torchaudio_resampler",
                 "torch.load",
                 "torchcodec.VideoDecoder",
                 "vars(av)['AudioResampler']",
@@ -154,6 +156,7 @@ OBJECTS: Final = (
             ),
             "frontend/http/streaming/stream_errors.py": (
                 "setattr(app.state, name)",
+                "setattr(made, parses)",
                 "vars(made).update(vars(serving))",
             ),
             "frontend/http/streaming/token_streams.py": (

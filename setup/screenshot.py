@@ -20,7 +20,7 @@ WAIT_MS: Final = 240_000
 
 
 def take(page: Page, url: str, key: str, png: Path) -> None:
-    """Open the page with the key if there is one, open the first decision, and take the picture."""
+    """Open the page with the key if there is one, and take the picture."""
     page.set_default_timeout(WAIT_MS)
     if key:  # where the page keeps it
         page.add_init_script(f"sessionStorage.setItem('mmrouter-admin-key', {json.dumps(key)})")
@@ -30,8 +30,7 @@ def take(page: Page, url: str, key: str, png: Path) -> None:
         sys.exit(f"{url} answers {told.value.status}: give a key of its --admin-key-file")
     page.wait_for_selector("#workers td")
     page.wait_for_selector("#plots polyline[points*=',']")
-    page.click("#decisions summary >> nth=0")
-    page.wait_for_selector("#decisions tr.chosen .bar")
+    page.wait_for_selector("#decisions .bar")
     page.screenshot(path=str(png))
 
 
@@ -57,7 +56,7 @@ def main() -> None:
     with sync_playwright() as running:
         browser = running.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(
-            viewport={"width": 1180, "height": 900},
+            viewport={"width": 1180, "height": 1150},
             color_scheme="dark" if args.dark else "light",
         )
         take(page, args.url.rstrip("/"), key, args.png)

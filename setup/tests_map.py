@@ -18,6 +18,19 @@ PACKAGES: Final = ("backend_worker", "common", "frontend")
 
 THROUGH: Final[Mapping[str, str]] = {
     "common/transfer/pages.py": "common/test_large_memory.py",
+    **{
+        f"common/launcher/{name}.py": "deploy/test_up.py"
+        for name in (
+            "__main__",
+            "devices",
+            "fleet",
+            "frontend_access",
+            "frontend_flags",
+            "ports",
+            "sweeper",
+            "what_to_paste",
+        )
+    },
     "frontend/door.py": "frontend/http/test_error_shapes.py",
     "frontend/workers/media_sender.py": "test_nixl_on_demand.py",
     "backend_worker/engine/statistics.py": "backend_worker/test_engine_steps.py",
@@ -36,9 +49,7 @@ THROUGH: Final[Mapping[str, str]] = {
     "common/discovery/sealed_cards.py": "common/discovery/file/test_file.py",
     "common/discovery/base.py": "common/discovery/file/test_file.py",
     "frontend/workers/operations.py": "test_operations_flow.py",
-    "common/cli/early_flags.py": "test_packaging.py",
     "common/cli/flag_table.py": "common/test_known_flags.py",
-    "common/cli/mmrouter.py": "common/test_mmrouter_command.py",
     "common/aio/ipc.py": "common/transfer/shared_arena/test_keeper.py",
     "common/cli/process_settings.py": "test_settings.py",
     "common/aio/cleanup.py": "common/transfer/arena/test_arena.py",
@@ -85,7 +96,6 @@ THROUGH: Final[Mapping[str, str]] = {
     "frontend/workers/members.py": "frontend/workers/test_fleet.py",
     "frontend/router/events/progress.py": "frontend/router/test_event_stream.py",
     "frontend/router/events/event_stream.py": "frontend/router/test_event_stream.py",
-    "frontend/router/events/replays.py": "frontend/router/test_event_stream.py",
     "frontend/router/index/chunks.py": "frontend/router/test_kv_index.py",
     "frontend/router/in_flight.py": "frontend/router/test_router.py",
     "frontend/router/roster.py": "frontend/router/test_router.py",

@@ -107,14 +107,24 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.openai.chat_completion.serving",
             "vllm.entrypoints.openai.completion.protocol",
             "vllm.entrypoints.openai.completion.serving",
+            "vllm.entrypoints.scale_out.token_in_token_out.mm_serde",
+            "vllm.entrypoints.scale_out.token_in_token_out.protocol",
+            "vllm.entrypoints.scale_out.token_in_token_out.serving",
             "vllm.entrypoints.serve.utils.sse_keep_alive",
+            "vllm.parser.abstract_parser",
+        ),
+        "frontend/http/streaming/parsing.py": (
+            "vllm.entrypoints.generate.base.protocol",
+            "vllm.entrypoints.openai.chat_completion.serving",
             "vllm.parser.abstract_parser",
         ),
         "frontend/http/streaming/stream_errors.py": (
             "vllm.entrypoints.anthropic.serving",
+            "vllm.entrypoints.openai.responses.context",
             "vllm.entrypoints.openai.responses.protocol",
             "vllm.entrypoints.openai.responses.serving",
             "vllm.entrypoints.serve.engine.protocol",
+            "vllm.parser.abstract_parser",
         ),
     },
     "tokenizing of long texts": {
@@ -139,7 +149,11 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         ),
     },
     "how pooling requests are served": {
-        "frontend/http/server/pooling.py": ("vllm.entrypoints.pooling.base.serving",),
+        "frontend/http/server/pooling.py": (
+            "vllm.entrypoints.pooling.base.serving",
+            "vllm.entrypoints.pooling.classify.protocol",
+            "vllm.entrypoints.pooling.classify.serving",
+        ),
     },
     "`EngineClient`": {
         "frontend/http/server/vllm_server.py": ("vllm.engine.protocol",),
@@ -248,6 +262,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     },
     "decoders, and what they may open": {
         "common/media/decoder_guard.py": (
+            "vllm.multimodal.audio",
             "vllm.multimodal.image",
             "vllm.multimodal.media",
             "vllm.multimodal.media.audio",
@@ -307,9 +322,6 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.utils.hashing",
             "vllm.v1.core.kv_cache_utils",
         ),
-    },
-    "KV events, read": {
-        "frontend/router/event_wire.py": ("vllm.distributed.kv_events",),
     },
     "KV events, published": {
         "backend_worker/kv_events/event_log.py": ("vllm.distributed.kv_events",),

@@ -1,16 +1,16 @@
 """How a worker's engine is configured, and which data-parallel ranks it serves.
 
-It is configured as ``vllm serve`` configures its own for the same flags, but for what stands in
-``ON_PURPOSE``. With internal balancing one AsyncLLM serves all ranks. With hybrid balancing there
-is a worker on each node for the ranks of that node, with external balancing one for each rank.
+It is configured as ``vllm serve`` configures its own for the same flags;
+``tests/unit/backend_worker/test_engine_config.py`` has the exceptions.
+
+With internal balancing one AsyncLLM serves all ranks. With hybrid balancing there is a worker on
+each node for the ranks of that node, with external balancing one for each rank.
 Ranks are numbered over the whole group on cards, in KV events and on the request plane; only
 ``AsyncLLM.generate`` counts from the first that is its own.
 """
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 from vllm import AsyncEngineArgs
@@ -60,31 +60,6 @@ def check_launch(config: VllmConfig) -> None:
 USAGE: Final = UsageContext.OPENAI_API_SERVER
 """As whom vLLM sees a worker. It chooses the sizes of batches by that, where nobody gave them."""
 
-ON_PURPOSE: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "cache_config.prefix_caching_hash_algo": "frontends make the same hashes, which they could "
-        "not of Python's pickles; what the user gives stays",
-        "kv_events_config": "they tell frontends what is cached; what the user gives stays",
-        "model_config.multimodal_config.enable_mm_embeds": "what the user gives: vLLM lets clients "
-        "send embeddings wherever there is a connector, and they can end an engine",
-        "model_config.multimodal_config.allow_missing_mm_embeddings": "as above",
-        "ec_transfer_config.ec_connector": "one of ours, whose memory is found and removed if the "
-        "engine is killed, and which does not end the engine when a medium has no room",
-        "ec_transfer_config.ec_connector_module_path": "as above",
-        "ec_transfer_config.ec_connector_extra_config": "as above",
-        "profiler_config.ignore_frontend": "vLLM starts and stops this process's profiler in any "
-        "threads: PyTorch's second one kills it",
-        "scheduler_config.encoder_cache_size": "with --encoder-cache-tokens, for which vLLM has "
-        "no flag",
-        "speculative_config.disable_lookahead_block_hashes": "frontends hash a prompt's blocks by "
-        "themselves, without what comes after",
-        "parallel_config._api_process_count": "a worker is one process; with several ranks "
-        "`vllm serve` starts a server for each",
-        "parallel_config._api_process_rank": "as above",
-    }
-)
-"""Fields of vLLM's configuration that are others in a worker than in ``vllm serve``: the reason."""
-
 
 def prepare_environment(host: str) -> None:
     """Set what vLLM reads from the environment, unless the user did, KV events' host among it.
@@ -108,6 +83,7 @@ def with_our_defaults(args: AsyncEngineArgs, given: frozenset[str]) -> AsyncEngi
             setattr(args, name, str(Path(value).absolute()))
     if "prefix_caching_hash_algo" not in given:
         args.prefix_caching_hash_algo = "sha256_cbor"
+    # vLLM would start and stop a profiler of this process in any threads: the second one kills it.
     args.profiler_config.ignore_frontend = True
     if "kv_events_config" not in given:
         args.kv_events_config = KVEventsConfig(

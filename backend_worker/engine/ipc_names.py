@@ -70,7 +70,7 @@ def _is_orphan(name: re.Match[str] | None) -> bool:
 
 
 def _remove(file: Path) -> None:
-    with contextlib.suppress(FileNotFoundError, PermissionError):  # it is another user's
+    with contextlib.suppress(OSError):  # it is another user's, or no file
         file.unlink()
 
 

@@ -3,8 +3,8 @@
 A reader that misses more than a few batches gets a *snapshot*: batches of KV events of which the
 first says that the cache was emptied, and all together store what the engine then holds. They
 bear the numbers just before that of the next real batch, so that a reader goes on from there.
-The newest batch is never part of a snapshot but follows it, since readers tell one run of an
-engine from another by the last batch that they have.
+The newest batch is never part of a snapshot but follows it as it was published: readers of vLLM's
+protocol may tell one run of an engine from another by the last batch that they have.
 
 The events of a snapshot are vLLM's own, in the shape in which it publishes them. They have neither
 tokens nor extra keys, which would be most of their size: whoever goes by hashes misses nothing.

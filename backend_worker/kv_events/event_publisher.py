@@ -26,7 +26,6 @@ from vllm.config import KVEventsConfig, config
 from vllm.distributed.kv_events import EventPublisherFactory, KVEventBatch, ZmqEventPublisher
 
 from backend_worker.kv_events.event_log import LEAST_KEPT, EventLog, Message
-from common.errors import ConfigurationError
 from common.fleet_key import FleetKey
 from common.observability.telemetry import TASK_FAILURES
 from common.request_plane.fleet_sockets import Gate, check_bind
@@ -134,6 +133,7 @@ class Replays:
 
 
 _NAME = "mmrouter"
+_ANY_PORT = "tcp://*:0"
 
 _IDLE_S = 0.1  # how long a question may wait, in seconds, while the engine does nothing
 _BUSY_S = 0.001  # the same while readers are answered. The engine's other threads run meanwhile
@@ -200,7 +200,8 @@ class _Publishing:
 
 
 class FleetEventPublisher(ZmqEventPublisher):
-    """vLLM's publisher, which also tells newcomers what they missed."""
+    """vLLM's publisher, which also tells newcomers what they missed. It needs an endpoint for
+    replays."""
 
     def __init__(
         self, data_parallel_rank: int, *, key_file: str, buffer_steps: int, **settings: object
@@ -225,12 +226,12 @@ class FleetEventPublisher(ZmqEventPublisher):
         queue = self._event_queue
         log = EventLog(self._buffer)
         topic = self._topic_bytes
-        replays = None if self._replay is None else Replays(self._replay, topic, log)
+        assert self._replay is not None, "a worker's settings have an endpoint for replays"
+        replays = Replays(self._replay, topic, log)
         publishing = _Publishing(queue, self._seq_gen, self._pub, topic, self._buffer, log)
         while self._running or queue.qsize() > 0:
             try:
-                busy = replays is not None and replays.turn()
-                if publishing.turn(_BUSY_S if busy else _IDLE_S):
+                if publishing.turn(_BUSY_S if replays.turn() else _IDLE_S):
                     return
             except Exception:  # logged with its trace, and counted; live events must go on
                 TASK_FAILURES.labels("KV events publisher").inc()
@@ -249,30 +250,26 @@ EventPublisherFactory.register_publisher(_NAME, FleetEventPublisher)
 def fleet_events(
     events: KVEventsConfig | None, key: FleetKey | None, key_file: Path | None
 ) -> KVEventsConfig | None:
-    """The settings of KV events as a worker with or without a key may use them.
+    """The settings of KV events as a worker with or without a key may use them, with a port for
+    replays.
 
-    Raises ConfigurationError: they leave this host and there is no key, or the publisher is a third
-    party's, which has none.
+    Raises ConfigurationError: they leave this host and there is no key.
     """
     if events is None or not events.enable_kv_cache_events or events.publisher == "null":
         return events
-    for endpoint in (events.endpoint, events.replay_endpoint):
-        if endpoint is not None:
-            check_bind(_bound(endpoint), key)
-    if events.publisher != "zmq":
-        if key_file is None:
-            return events
-        raise ConfigurationError(
-            f"the KV event publisher {events.publisher!r} knows no fleet key; use zmq"
-        )
-    settings = dataclasses.asdict(events) | {"publisher": _NAME}
-    return FleetEventsConfig(
-        **settings, key_file="" if key_file is None else str(key_file.absolute())
-    )
+    replay_endpoint = events.replay_endpoint or _ANY_PORT
+    for endpoint in (events.endpoint, replay_endpoint):
+        check_bind(_bound(endpoint), key)
+    settings = dataclasses.asdict(events) | {
+        "publisher": _NAME,
+        "replay_endpoint": replay_endpoint,
+        "key_file": "" if key_file is None else str(key_file.absolute()),
+    }
+    return FleetEventsConfig(**settings)
 
 
 def _bound(endpoint: str) -> str:
     """Where vLLM will bind an endpoint: a free port means this node's own address."""
-    if endpoint == "tcp://*:0":
+    if endpoint == _ANY_PORT:
         return f"tcp://{os.environ.get('VLLM_HOST_IP', '*')}:0"
     return endpoint

@@ -20,10 +20,10 @@ from common.request_plane.protocol import (
     Coming,
     Figures,
     HeldAdapter,
-    RankStatus,
     Status,
     Submit,
 )
+from common.request_plane.step_sums import RankStatus
 
 REPORT_PAUSE_S = 0.005
 """How long nobody is told more of others' load, for each frontend that was told: so that this

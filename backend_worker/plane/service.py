@@ -22,7 +22,7 @@ from backend_worker.plane.media_receiver import MediaReceiver
 from backend_worker.plane.operations import Operations
 from backend_worker.plane.outbox import FULL_PAUSE_S, Outbox
 from backend_worker.plane.request import ServingEngine, WorkerRequest, sendable
-from backend_worker.plane.session import Session
+from backend_worker.plane.session import Absent, Session
 from common.aio.supervised import note_failure, stop_tasks, supervise
 from common.errors import (
     ConfigurationError,
@@ -49,6 +49,7 @@ from common.request_plane.protocol import (
     Leave,
     Offer,
     Operate,
+    Refused,
     Status,
     Submit,
     Supply,
@@ -124,6 +125,7 @@ class WorkerService:
         self._operations = Operations(engine, self._send, self._tell_all, self._leave_to_others)
         self._reports = LoadReports(engine, self._operations)
         self._metrics = OwnMetrics(self._send)
+        self._absent = Absent()
         self._draining = False
         self._max_requests = max_requests
         self._context = zmq.asyncio.Context()
@@ -237,6 +239,9 @@ class WorkerService:
         if isinstance(message, Hello):
             self._aside(self._open_session(address, message))
             return
+        if isinstance(message, Refused):
+            self._absent.refused(message, self._incarnation)
+            return
         if session is None:
             await self._send_now(address, Goodbye(NO_SESSION))
             return
@@ -338,13 +343,8 @@ class WorkerService:
 
     async def _open_session(self, address: bytes, hello: Hello) -> None:
         if hello.version != PROTOCOL_VERSION:
-            await self._send_now(
-                address,
-                Goodbye(
-                    f"frontend speaks request plane version {hello.version}, "
-                    f"this worker version {PROTOCOL_VERSION}"
-                ),
-            )
+            versions = f"version {hello.version}, this worker version {PROTOCOL_VERSION}"
+            await self._send_now(address, Goodbye(f"frontend speaks request plane {versions}"))
             return
         try:
             offer = parse_offer(hello.offer)
@@ -370,15 +370,9 @@ class WorkerService:
         session = Session(address, hello.frontend_id, attachment, now, account, outbox)
         self._sessions[address] = session
         logger.info("frontend %s connected", hello.frontend_id)
-        await self._send(
-            session,
-            Welcome(
-                PROTOCOL_VERSION,
-                self._worker_id,
-                self._incarnation,
-                reply.model_dump_json().encode(),
-            ),
-        )
+        terms = reply.model_dump_json().encode()
+        welcome = Welcome(PROTOCOL_VERSION, self._worker_id, self._incarnation, terms)
+        await self._send(session, welcome)
         await self._tell(session)
         if late:
             await self._renew_offer(session, offer)
@@ -426,15 +420,12 @@ class WorkerService:
             await asyncio.sleep(PING_INTERVAL_S)
             if self._engine.errored:
                 raise EngineGoneError("the engine died")
+            self._absent.look(some=bool(self._sessions))
             silent_since = time.monotonic() - SESSION_TIMEOUT_S
             for session in list(self._sessions.values()):
                 if session.last_heard < silent_since:
-                    logger.warning(
-                        "frontend %s was silent for %.0f s: its session is ended and its requests "
-                        "are aborted",
-                        session.frontend_id,
-                        SESSION_TIMEOUT_S,
-                    )
+                    silent = "frontend %s was silent for %.0f s: its session and requests are ended"
+                    logger.warning(silent, session.frontend_id, SESSION_TIMEOUT_S)
                     await self._end_session(session, SILENT)
                 else:
                     await self._tell(session)

@@ -1,1 +1,15 @@
 """Command lines: flags declared once, ``--config``, help, and what a shell completes."""
+
+import importlib.util
+import sys
+
+# Every command imports this first. pip's --no-deps and a copied folder leave out what it needs.
+if _missing := [
+    name
+    for name in ("annotated_types", "msgspec", "prometheus_client", "pydantic", "yaml", "zmq")
+    if importlib.util.find_spec(name) is None
+]:
+    sys.exit(
+        f"error: mmrouter is here without packages that it needs ({', '.join(_missing)}): "
+        "`pip check` lists them; install them, or mmrouter again without --no-deps"
+    )

@@ -117,7 +117,6 @@ class FlagSettings(BaseModel):
         flag_prefix: what the flags begin with, ``router-`` for example.
         not_flags: fields that are set by other means.
         variables: fields without a flag, and the environment variable of each.
-        alternatives: fields of which one may be given, in whichever layer comes first.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -126,7 +125,6 @@ class FlagSettings(BaseModel):
     flag_prefix: ClassVar[str] = ""
     not_flags: ClassVar[frozenset[str]] = frozenset()
     variables: ClassVar[Mapping[str, str]] = {}
-    alternatives: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def flag(cls, field: str) -> str:
@@ -193,7 +191,7 @@ class FlagSettings(BaseModel):
     ) -> dict[str, Given]:
         """What was said about each field, by whoever comes first.
 
-        Raises ConfigurationError: two alternatives are given, an empty path, or what is no value.
+        Raises ConfigurationError: an empty path, or what is no value.
         """
         environ = os.environ if environ is None else environ
         file: ConfigFile | None = getattr(args, "config_file", None)
@@ -203,12 +201,7 @@ class FlagSettings(BaseModel):
                 # It would be the working directory.
                 if is_empty(one.value) and _is_path(cls.declared()[name]):
                     raise ConfigurationError(f"{one.where} {EMPTY}")
-            settled = cls.alternatives if cls.alternatives & found.keys() else frozenset[str]()
-            new = {name: one for name, one in layer.items() if name not in found.keys() | settled}
-            if len(both := sorted(cls.alternatives & new.keys())) > 1:
-                names = " and ".join(new[name].where for name in both)
-                raise ConfigurationError(f"{names} say the same thing: give one")
-            found |= new
+            found = layer | found
         return found
 
     @classmethod
@@ -278,7 +271,7 @@ def _metavar(name: str, field: FieldInfo) -> str:
         return "SECONDS" if unit == "s" else unit
     kinds = (field.annotation, *get_args(field.annotation))
     if Path in kinds:
-        return "DIRECTORY" if name.endswith("_dir") else "FILE"
+        return "FILE"
     return "N" if int in kinds or float in kinds else "TEXT"
 
 

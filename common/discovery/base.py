@@ -14,14 +14,14 @@ import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from types import TracebackType
 from typing import ClassVar, Final, NamedTuple, Self
-from urllib.parse import SplitResult
+from urllib.parse import SplitResult, parse_qsl
 
 from common.aio.supervised import Work, stop_tasks, supervise
 from common.backoff import Backoff
-from common.errors import CardError, DiscoveryError
+from common.errors import CardError, ConfigurationError, DiscoveryError
 from common.fleet_key import FleetKey
 from common.identity import Incarnation, WorkerId
 from common.observability.telemetry import DISCOVERY_ERRORS
@@ -145,6 +145,23 @@ class Discovery(ABC):
         """
 
 
+def options_of(url: SplitResult, known: Sequence[str]) -> dict[str, str]:
+    """Return what stands behind the ``?`` of a URL.
+
+    Raises ConfigurationError or ValueError: an option is unknown, empty or there twice.
+    """
+    given = parse_qsl(url.query, keep_blank_values=True, strict_parsing=bool(url.query))
+    options = dict(given)
+    if len(options) < len(given):
+        raise ConfigurationError("it has an option twice")
+    for name, value in options.items():
+        if name not in known:
+            raise ConfigurationError(f"it has no option {name!r}, only {', '.join(known)}")
+        if not value or "\0" in value:
+            raise ConfigurationError(f"its option {name!r} is empty or no text")
+    return options
+
+
 class RenewedPublisher(CardPublisher):
     """What publishers share: a lease that is renewed in a task, and a card withdrawn in time,
     though the place may not answer."""
@@ -210,7 +227,7 @@ class RenewedPublisher(CardPublisher):
 
 
 class StreamWatcher(CardWatcher):
-    """Watches a place that tells of changes by itself, and begins again when that breaks."""
+    """Looks at a place again and again, and begins anew when that fails."""
 
     def __init__(self, key: FleetKey | None) -> None:
         self.key = key
@@ -226,7 +243,6 @@ class StreamWatcher(CardWatcher):
         Raises DiscoveryError: nothing can be read, or watched any more.
         """
 
-    @abstractmethod
     async def _close(self) -> None:
         """Let go of connections."""
 
@@ -246,6 +262,10 @@ class StreamWatcher(CardWatcher):
                 await asyncio.sleep(self.backoff.next_s())
         finally:
             await self._close()
+
+    def note_success(self) -> None:
+        self.backoff.reset()
+        self.problems.clear()
 
     def note_problem(self, error: DiscoveryError) -> None:
         DISCOVERY_ERRORS.labels("listing").inc()

@@ -8,15 +8,16 @@ incarnation; whether the worker still lives is the lease's business, not the sea
 import hmac
 import logging
 import re
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from typing import Final
 
 from common.discovery.base import CardChange, CardGone, CardPresent, CardRefused
-from common.errors import CardError, CardKeyError
+from common.errors import CardError, CardKeyError, DiscoveryError
 from common.fleet_key import FleetKey
 from common.identity import Incarnation, WorkerId
 from common.observability.telemetry import DISCOVERY_ERRORS
-from common.request_plane.card import WorkerCard
+from common.request_plane.card import CARD_LIMITS, WorkerCard
 from common.request_plane.fleet_sockets import check_card
 
 logger = logging.getLogger(__name__)
@@ -26,8 +27,15 @@ _MAC: Final = re.compile(rb',"mac":"([0-9a-f]{64})"\}\Z')
 
 
 def seal(card: WorkerCard, key: FleetKey | None) -> bytes:
-    """Serialise a card, with a MAC if there is a key."""
+    """Serialise a card, with a MAC if there is a key.
+
+    Raises DiscoveryError: no frontend would take it.
+    """
     content = card.to_json()
+    if len(content) > CARD_LIMITS.most_bytes:
+        raise DiscoveryError(
+            f"the card has {len(content)} bytes, and frontends take {CARD_LIMITS.most_bytes}"
+        )
     if key is None:
         return content
     return content[:-1] + b',"mac":"' + _mac(content, key).encode() + b'"}'
@@ -58,6 +66,52 @@ def unseal(data: bytes, key: FleetKey | None) -> WorkerCard:
 
 def _mac(content: bytes, key: FleetKey) -> str:
     return hmac.digest(key.cards, _DOMAIN + content, "sha256").hex()
+
+
+MAX_CARDS: Final = 2048
+"""A frontend has three open files for each worker, and tries those again that don't answer."""
+
+MAX_CARD_BYTES_IN_ALL: Final = 64 << 20
+NO_ROOM: Final = "there is no room for more cards"
+
+
+class CardRoom:
+    """Bounds what a watcher remembers of cards, usable or not, by their names.
+
+    Attributes:
+        left_out: whether some card found no room that may find some by now.
+    """
+
+    def __init__(self) -> None:
+        self._sizes: dict[Hashable, int] = {}
+        self._bytes = 0
+        self.left_out = False
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._sizes) >= MAX_CARDS
+
+    def take(self, name: Hashable, size: int) -> bool:
+        """Say whether there is room for a card, or for the card that now stands under its name."""
+        grown = self._bytes + size - self._sizes.get(name, 0)
+        if grown > MAX_CARD_BYTES_IN_ALL or (self.is_full and name not in self._sizes):
+            self.left_out = True
+            return False
+        self._sizes[name], self._bytes = size, grown
+        return True
+
+    def give_back(self, name: Hashable) -> None:
+        self._bytes -= self._sizes.pop(name, 0)
+
+    def keep_only(self, names: Collection[Hashable]) -> None:
+        for name in self._sizes.keys() - set(names):
+            self.give_back(name)
+
+    def is_worth_a_look(self) -> bool:
+        """Say, once, whether cards that found no room may find some: a quarter of it is free."""
+        free = 4 * len(self._sizes) < 3 * MAX_CARDS and 4 * self._bytes < 3 * MAX_CARD_BYTES_IN_ALL
+        worth, self.left_out = self.left_out and free, self.left_out and not free
+        return worth
 
 
 @dataclass

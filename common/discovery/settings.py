@@ -1,4 +1,4 @@
-"""Where cards are kept: by a URL, whose scheme says which kind of place it is, or a directory."""
+"""Where cards are kept: a directory, or what a URL names by its scheme."""
 
 import os
 import shlex
@@ -26,21 +26,27 @@ BACKENDS: Final[dict[str, type[Discovery]]] = {
 """Every kind of discovery, by the scheme of its URLs."""
 
 
-def open_discovery(url: str) -> Discovery:
-    """The place that a URL names. Nothing is touched yet.
+_FORMS: Final = f"a directory or {' or '.join(each.form for each in BACKENDS.values())}"
+
+
+def open_discovery(place: str) -> Discovery:
+    """Return a place by its URL, or the path of a directory. Nothing is touched yet.
 
     Raises ConfigurationError: the scheme is unknown, or the rest means nothing to its backend.
     """
-    forms = " or ".join(backend.form for backend in BACKENDS.values())
     try:
-        parts = urlsplit(url)
+        if "://" not in place:
+            if not place.strip() or "\0" in place:
+                raise ConfigurationError("it names no directory")
+            return FileDiscovery(Path(place))
+        parts = urlsplit(place)
         backend = BACKENDS.get(parts.scheme)
         if backend is None:
             raise ConfigurationError(f"no discovery has the scheme {parts.scheme!r}")
         return backend.from_url(parts)
     except (ConfigurationError, ValueError) as error:
         raise ConfigurationError(
-            f"discovery can't be at {without_secrets(url)!r}, it must be at {forms}: {error}"
+            f"discovery can't be at {without_secrets(place)!r}, it must be at {_FORMS}: {error}"
         ) from error
 
 
@@ -67,28 +73,22 @@ class DiscoverySettings(FlagSettings):
     """The same for frontends and workers of one fleet."""
 
     flag_group: ClassVar[str] = "discovery"
-    alternatives: ClassVar[frozenset[str]] = frozenset({"discovery", "discovery_dir"})
 
-    discovery: str | None = Field(
-        None,
-        description="URL of where workers publish their cards: "
-        + " or ".join(backend.form for backend in BACKENDS.values()),
-    )
-    discovery_dir: Path = Field(
-        default_factory=default_discovery_dir,
-        description="the same for a directory that exists, without a URL; unless given, mmrouter "
-        "in the user's runtime directory, or mmrouter-UID in the temporary one, which is made",
+    discovery: str = Field(
+        default_factory=lambda: str(default_discovery_dir()),
+        description=f"where workers publish their cards: {_FORMS}. A directory must exist; unless "
+        "given, mmrouter in the user's runtime directory, or mmrouter-UID in the temporary one, is "
+        "made",
     )
 
     @field_validator("discovery")
     @classmethod
-    def _usable(cls, url: str | None) -> str | None:
-        if url is not None:
-            try:
-                open_discovery(url)
-            except ConfigurationError as error:
-                raise ValueError(str(error)) from error
-        return url
+    def _usable(cls, place: str) -> str:
+        try:
+            open_discovery(place)
+        except ConfigurationError as error:
+            raise ValueError(str(error)) from error
+        return place
 
     @classmethod
     def shown(cls, field: str, value: object) -> str:
@@ -96,9 +96,7 @@ class DiscoverySettings(FlagSettings):
 
     def open(self) -> Discovery:
         """Return the place itself. Nothing is touched yet."""
-        if self.discovery is not None:
-            return open_discovery(self.discovery)
-        return FileDiscovery(self.discovery_dir)
+        return open_discovery(self.discovery)
 
 
 def check_place(place: Discovery) -> None:

@@ -12,11 +12,12 @@ transcriptions, or a model's own code.
 
 import ctypes
 import logging
+import math
 import mmap
 import os
 from collections.abc import Iterator
 from copy import copy
-from functools import wraps
+from functools import partial, wraps
 from io import SEEK_SET, BytesIO
 from itertools import count, takewhile
 from pathlib import Path
@@ -27,6 +28,8 @@ import cv2
 import numpy as np
 import torch
 from PIL import AvifImagePlugin, Image, ImageFile, PpmImagePlugin
+from torch.nn.functional import conv1d, pad
+from vllm.multimodal import audio as resampling
 from vllm.multimodal import image
 from vllm.multimodal.media import ImageMediaIO, MediaWithBytes, audio
 from vllm.multimodal.video_decoders import torchcodec
@@ -69,6 +72,20 @@ _UNCOUNTABLE_PLANES: Final = 8  # of a sound, which FFmpeg has a list of its own
 SOUND_RATES: Final = range(1_000, 768_001)
 """Hz. A sound of 600 samples at 1 Hz takes 430 MB while it is resampled."""
 
+_VLLMS_RESAMPLER: Final[Any] = resampling._get_torchaudio_resampler
+MAX_KERNEL: Final = 1 << 23
+"""Numbers of a resampler's kernel, each of which takes 31 bytes while it is made. From 15,999 to
+16,000 Hz there are 256 million."""
+
+_KEPT_KERNEL: Final = 1 << 19
+"""Numbers of a kernel that vLLM may keep, of 32 pairs of rates."""
+
+RESAMPLED_AT_ONCE: Final = 256 << 20
+"""Bytes of samples side by side, up to 15 times the sound, for which torchaudio resamples it whole;
+a longer sound is resampled piece by piece."""
+
+_PIECE: Final = 64 << 20
+
 _TORCH_LOAD: Final[Any] = torch.load
 
 _VLLMS_LOAD: Final[Any] = ImageMediaIO.load_bytes
@@ -106,6 +123,7 @@ def guard_decoders() -> None:
     # vLLM goes on to its other readers then.
     audio.AudioDecoder = None
     audio._torchcodec_import_exc = ImportError(_NO_TORCHCODEC)
+    resampling._get_torchaudio_resampler = _thrifty_resampler
     torchcodec.VideoDecoder = _Refusing
     av.open = _guarded_open
     vars(av)["AudioResampler"] = _Resampler
@@ -328,6 +346,53 @@ class _Resampler:
             raise ValueError(f"Its sample rate of {rate} Hz is none that sound has")
         frames: list[av.AudioFrame] = self._resampler.resample(frame)
         return frames
+
+
+@wraps(_VLLMS_RESAMPLER)
+def _thrifty_resampler(rate: int, wanted: int) -> Any:
+    """vLLM's own, for long sounds in less memory. Raises ValueError for rates that take too much.
+
+    torchaudio's filters are as many as the lowest terms of ``wanted / rate`` say, each as long as a
+    period of both rates.
+    """
+    common = math.gcd(rate, wanted)
+    period, filters = rate // common, wanted // common
+    kernel = filters * (period + 12 * -(-period // min(period, filters)))
+    if kernel > MAX_KERNEL:
+        raise ValueError(
+            f"Sound of {rate} Hz is not resampled to {wanted} Hz, which takes too much memory: "
+            "send it at 16000, 24000, 44100 or 48000 Hz"
+        )
+    make = _VLLMS_RESAMPLER if kernel <= _KEPT_KERNEL else _VLLMS_RESAMPLER.__wrapped__
+    return partial(_resampled, make(rate, wanted))
+
+
+def _resampled(resampler: Any, samples: torch.Tensor) -> torch.Tensor:
+    """Do what ``resampler`` does, in pieces if the sound is long.
+
+    Equal to the bit for one filter, as from 48 to 16 kHz. For more, the order in which a few
+    products are added depends on the size of the piece.
+    """
+    step = resampler.orig_freq // resampler.gcd
+    taps = resampler.kernel.shape[-1]
+    if samples.numel() // step * taps * samples.element_size() <= RESAMPLED_AT_ONCE:
+        whole: torch.Tensor = resampler(samples)
+        return whole
+    wanted = -(-resampler.new_freq * samples.shape[-1] // resampler.orig_freq)
+    channels = samples.view(-1, samples.shape[-1])
+    made = torch.empty(len(channels), wanted)
+    for channel, into in zip(channels, made, strict=True):
+        padded = pad(channel[None], (resampler.width, resampler.width + step))
+        frames = (padded.shape[-1] - taps) // step + 1
+        at_once = _PIECE // (taps * samples.element_size())
+        filled = 0
+        for first in range(0, frames, at_once):
+            last = min(first + at_once, frames) - 1
+            some = padded[:, first * step : last * step + taps]
+            piece = conv1d(some, resampler.kernel, stride=step).T.reshape(-1)[: wanted - filled]
+            into[filled : filled + len(piece)] = piece
+            filled += len(piece)
+    return made.view(*samples.shape[:-1], wanted)
 
 
 def _mean(packed: av.AudioFrame) -> av.AudioFrame:

@@ -4,8 +4,8 @@ As ``vllm serve`` has it: the endpoint is a flag, and OpenTelemetry's own variab
 (``OTEL_SERVICE_NAME``, ``OTEL_EXPORTER_OTLP_TRACES_PROTOCOL``, ``OTEL_TRACES_SAMPLER`` and so on).
 The provider is our own and not the process's, which vLLM sets for the spans of its engine.
 
-Spans are exported by a thread. A collector that is slow or gone costs the spans, which are counted,
-and a few seconds at the end of the process, which are limited.
+Spans are exported by a thread. A collector that is slow or gone costs the spans, and a few seconds
+at the end of the process, which are limited.
 """
 
 import atexit
@@ -13,14 +13,13 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace import Span as SdkSpan
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -36,7 +35,10 @@ _PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_P
 _GRPC: Final = "grpc"
 _HTTP: Final = "http/protobuf"
 _QUEUE: Final = 2048
-"""Spans that wait for export, as OpenTelemetry has it unless OTEL_BSP_MAX_QUEUE_SIZE says else."""
+"""Spans that wait for export, as OpenTelemetry has it unless OTEL_BSP_MAX_QUEUE_SIZE says else; of
+more the oldest are dropped."""
+
+_BATCH: Final = 512  # spans that are sent at once
 
 _KINDS: Final = {
     Kind.INTERNAL: trace.SpanKind.INTERNAL,
@@ -124,61 +126,11 @@ class OtelTracer:
         return OtelSpan(self._tracer, self._tracer.start_span(name, context, _KINDS[kind]))
 
 
-class BoundedProcessor(SpanProcessor):
-    """Hands spans to an exporter in a thread, as many at most as OpenTelemetry's own would hold,
-    and counts what becomes of each."""
+class CountingExporter(SpanExporter):
+    """Counts what becomes of spans, and says once that the collector does not take them."""
 
-    def __init__(self, exporter: SpanExporter, most: int | None = None) -> None:
-        """
-        Args:
-            most: spans that may wait or be under way.
-        """
-        self._most = _queue_size() if most is None else most
-        self._pending = 0
-        self._lock = threading.Lock()
-        self._batches = BatchSpanProcessor(
-            _CountingExporter(exporter, self._left),
-            max_queue_size=self._most,
-            max_export_batch_size=min(self._most, 512),
-        )
-        os.register_at_fork(after_in_child=self._forget)
-
-    def on_start(self, span: SdkSpan, parent_context: Context | None = None) -> None:
-        """Nothing."""
-
-    def on_end(self, span: ReadableSpan) -> None:
-        """Take a span, or drop it; returns at once."""
-        if span.context is None or not span.context.trace_flags.sampled:
-            return
-        with self._lock:
-            room = self._pending < self._most
-            self._pending += room
-        if room:
-            self._batches.on_end(span)
-        else:
-            SPANS.labels("dropped").inc()
-
-    def shutdown(self) -> None:
-        """Export what waits; blocks for as long as the collector lets it."""
-        self._batches.shutdown()  # type: ignore[no-untyped-call]
-
-    def force_flush(self, timeout_millis: int = 30000) -> bool:
-        return bool(self._batches.force_flush(timeout_millis))
-
-    def _left(self, count: int) -> None:
-        with self._lock:
-            self._pending -= count
-
-    def _forget(self) -> None:
-        """A forked child has none of its parent's spans, whose queue it empties."""
-        self._lock = threading.Lock()
-        self._pending = 0
-
-
-class _CountingExporter(SpanExporter):
-    def __init__(self, exporter: SpanExporter, left: Callable[[int], None]) -> None:
+    def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
-        self._left = left
         self._failing = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -186,7 +138,6 @@ class _CountingExporter(SpanExporter):
         try:
             result = self._exporter.export(spans)
         finally:  # an error goes to OpenTelemetry's thread, which passes over it
-            self._left(len(spans))
             done = result is SpanExportResult.SUCCESS
             SPANS.labels("exported" if done else "failed").inc(len(spans))
             self._say(failing=not done)
@@ -294,7 +245,9 @@ def _provider(exporter: SpanExporter | None, instance: str) -> TracerProvider:
     try:
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         if exporter is not None:
-            provider.add_span_processor(BoundedProcessor(exporter))
+            most = _queue_size()
+            batches = BatchSpanProcessor(CountingExporter(exporter), most, None, min(most, _BATCH))
+            provider.add_span_processor(batches)
     except ValueError as error:
         raise ConfigurationError(f"an OTEL_ variable is unusable: {error}") from error
     return provider

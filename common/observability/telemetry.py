@@ -266,11 +266,6 @@ KV_EVENTS = Asked(
     ),
     Described(
         CounterMetricFamily,
-        "mmrouter_kv_event_restarts",
-        "Times that a rank's KV events started over",
-    ),
-    Described(
-        CounterMetricFamily,
         "mmrouter_kv_events_malformed",
         "Messages of a rank's KV events that could not be read",
     ),

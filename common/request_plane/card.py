@@ -5,18 +5,20 @@ every later one that would make tokens, media hashes or block hashes differ.
 """
 
 from enum import StrEnum
-from typing import Annotated, Self, TypeAlias
+from typing import Annotated, Final, Self, TypeAlias, TypeVar
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
+    FailFast,
     Field,
     JsonValue,
-    ValidationError,
+    TypeAdapter,
     model_validator,
 )
 
+from common.bounded_json import JsonLimits, MalformedJsonError
 from common.errors import CardError, CardIncompatibleError
 from common.identity import Incarnation, WorkerId
 
@@ -26,10 +28,18 @@ MAX_RANKS = 1024
 
 MAX_ADAPTERS = 1024
 
+CARD_LIMITS: Final = JsonLimits(most_bytes=1 << 20, most_commas=1 << 14)
+"""A card with the most ranks, event sources and adapters has 10,000 members."""
+
 Rank: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 16)]  # vLLM names engines by two bytes
 
 
 LONGEST_NAME = 128
+
+_Member = TypeVar("_Member")
+
+_Listed: TypeAlias = Annotated[list[_Member], FailFast()]
+"""Its first wrong member is the only one for which an error is made."""
 
 
 def _name(name: str) -> str:
@@ -133,7 +143,7 @@ class EngineSettings(_Frozen):
     """What changes answers in the engine alone. Compared, and of no use to a frontend."""
 
     quantization: str | None
-    logits_processors: list[str]
+    logits_processors: _Listed[str]
 
 
 class CacheSettings(_Frozen):
@@ -222,8 +232,8 @@ class WorkerCard(_Frozen):
     incarnation: Annotated[Incarnation, AfterValidator(_name)]
     state: WorkerState
     vllm_version: str
-    served_model_names: list[str] = Field(min_length=1)
-    supported_tasks: list[str]
+    served_model_names: _Listed[str] = Field(min_length=1)
+    supported_tasks: _Listed[str]
     model: ModelSettings
     output: OutputSettings
     environment: EnvironmentSettings
@@ -231,10 +241,10 @@ class WorkerCard(_Frozen):
     cache: CacheSettings
     reuse: PrefixReuse
     capacity: Capacity
-    adapters: list[Adapter] = Field(default=[], max_length=MAX_ADAPTERS)
-    ranks: list[Rank] = Field(min_length=1, max_length=MAX_RANKS)
+    adapters: _Listed[Adapter] = Field(default=[], max_length=MAX_ADAPTERS)
+    ranks: _Listed[Rank] = Field(min_length=1, max_length=MAX_RANKS)
     request_endpoint: str
-    kv_event_sources: list[KvEventSource]
+    kv_event_sources: _Listed[KvEventSource] = Field(max_length=MAX_RANKS)
     fleet_key: Annotated[str, AfterValidator(_name)] | None = None
     host: HostIdentity
 
@@ -248,41 +258,39 @@ class WorkerCard(_Frozen):
         return self
 
     @classmethod
-    def from_json(cls, data: bytes) -> Self:
+    def from_json(cls, data: bytes) -> "WorkerCard":
         """Parse a card.
 
         Raises:
-            CardError: not JSON, a field missing, unknown or out of range, or a
-                card of another version.
+            CardError: not JSON, too large, a field missing, unknown or out of range,
+                or a card of another version.
         """
         try:
             # First, since cards of another version have other fields.
-            version = _Version.model_validate_json(data)
+            version = CARD_LIMITS.read(_any_version, data)
             if version.card_version not in (CARD_VERSION, None):
                 whose, which = _shown(version.worker_id), _shown(str(version.card_version))
                 raise CardError(
                     f"card of worker {whose} has version {which}, "
                     f"this frontend reads version {CARD_VERSION}"
                 )
-            return cls.model_validate_json(data)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "card"
-            raise CardError(f"malformed card: {_shown(where)}: {first['msg']}") from error
+            return CARD_LIMITS.read(_this_version, data)
+        except MalformedJsonError as error:
+            raise CardError(f"malformed card: {error}") from error
 
     def to_json(self) -> bytes:
         return self.model_dump_json().encode()
 
 
+_any_version: Final = TypeAdapter(_Version)
+_this_version: Final = TypeAdapter(WorkerCard)
+
+
 def check_compatible(ours: WorkerCard, theirs: WorkerCard) -> None:
-    """Refuse a card under which tokens or hashes would differ from ours.
+    """Refuse a card of our vLLM version under which tokens or hashes would differ from ours.
 
     Raises CardIncompatibleError: names the first differing field and both values.
     """
-    if theirs.vllm_version != ours.vllm_version:
-        raise CardIncompatibleError(
-            theirs.worker_id, "vllm_version", ours.vllm_version, theirs.vllm_version
-        )
     if theirs.served_model_names != ours.served_model_names:
         raise CardIncompatibleError(
             theirs.worker_id,

@@ -46,28 +46,6 @@ class Event(StrEnum):
     CANCEL = "cancel"
 
 
-MEANING: dict[State | Event, str] = {
-    State.PREPARING: "the frontend renders, processes and validates the prompt",
-    State.CHOOSING: "nothing was answered; the frontend chooses a worker and sends it media",
-    State.WAITING: "a worker has the request; nothing was answered",
-    State.STREAMING: "outputs come",
-    State.MOVING: "the worker was lost after some output; the frontend chooses another, or waits "
-    "for one to come",
-    State.RESUMING: "another worker has the request; none of its output came yet",
-    State.FINISHED: "the last output was given to the user",
-    State.FAILED: "the user got an error, as a status or as an event of the stream",
-    State.CANCELLED: "the user left, or the frontend shuts down; the worker is told to stop",
-    Event.PREPARED: "the prompt is valid and its media are at hand",
-    Event.DISPATCHED: "the request was sent to the chosen worker",
-    Event.NACK: "the worker lacks media; the frontend supplies them",
-    Event.ACK: "the worker's engine has the media; what was leased is free again",
-    Event.OUTPUT: "tokens and text",
-    Event.LAST_OUTPUT: "tokens and text, and the reason why there are no more",
-    Event.WORKER_FAILED: "the worker died, fell silent, stalled or gave up, and another may try",
-    Event.ERROR: "the request can't go on: it is invalid, late, or nobody can take it",
-    Event.CANCEL: "nobody wants the answer any more",
-}
-
 FINAL = frozenset({State.FINISHED, State.FAILED, State.CANCELLED})  # states that are never left
 
 TRANSITIONS: dict[tuple[State, Event], State] = {

@@ -23,7 +23,8 @@ What the engine says of several requests in one step comes in one :class:`Output
 Every request ends with exactly one finished :class:`Output` or one
 :class:`Failed`, and before it one :class:`Ack`, so that a frontend knows when
 memory it leased is free again. :class:`Ping` and :class:`Status` flow at all times;
-silence longer than :data:`SESSION_TIMEOUT_S` ends the session on either side.
+silence longer than :data:`SESSION_TIMEOUT_S` ends the session on either side. A frontend that
+takes no session with a worker says why with :class:`Refused`, for the worker's log alone.
 
 No message is passed over, since an answer would be missing or have a hole. A
 :class:`Submit` that can't be read, or has the id of a request that runs, is answered by
@@ -53,7 +54,7 @@ from common.identity import BlockHash, Incarnation, MmHash, RequestId, WorkerId
 from common.observability.tracing import TraceHeaders
 from common.request_plane.card import LONGEST_NAME, MAX_ADAPTERS
 from common.request_plane.operations import LONGEST_MESSAGE, Condition, Operation, Outcome
-from common.request_plane.step_sums import StepSums
+from common.request_plane.step_sums import Count, RankStatus, StepSums
 
 
 class HeldAdapter(msgspec.Struct, frozen=True):
@@ -78,14 +79,8 @@ PING_INTERVAL_S = 1.0  # how often each side says that it is alive
 SESSION_TIMEOUT_S = 15.0  # silence after which the other side is taken for dead
 
 
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
-"""Requests or tokens: no more than any machine has."""
-
 Moment: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 """Seconds since the epoch; neither infinite nor no number."""
-
-Fraction: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
-"""From 0 to 1; neither infinite nor no number."""
 
 
 MOST_NEW_BLOCKS = 256
@@ -253,7 +248,18 @@ class Leave(msgspec.Struct, frozen=True, tag="leave"):
     """The frontend ends the session; whatever it still has here is aborted."""
 
 
-ToWorker: TypeAlias = Hello | Offer | Submit | Supply | Abort | Ping | AskFigures | Operate | Leave
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """A frontend does not take this run of the worker, in a sentence. Sent without a session, now
+    and again while it lasts; answered by nothing, so workers that do not know it need not."""
+
+    frontend: Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]
+    incarnation: Incarnation
+    reason: Annotated[str, msgspec.Meta(max_length=LONGEST_MESSAGE)]
+
+
+ToWorker: TypeAlias = (
+    Hello | Offer | Submit | Supply | Abort | Ping | AskFigures | Operate | Leave | Refused
+)
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
@@ -327,31 +333,6 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     request_id: RequestId
     kind: FailureKind
     message: str
-
-
-class RankStatus(msgspec.Struct, frozen=True, array_like=True):
-    """How busy one rank is: its engine over all frontends, and what others have there.
-
-    Others are all frontends but the one that is told, which knows its own requests. Theirs
-    are counted as it counts its own, so that the sum is right without comparing.
-
-    Attributes:
-        rank: by the card's numbers.
-        running: requests the engine is computing.
-        waiting: requests queued in the engine.
-        kv_usage: fraction of KV blocks in use.
-        others_active: requests that others sent and that have not ended.
-        others_prefill_tokens: :attr:`Submit.prefill_tokens` of those without an output.
-        others_decode_tokens: prompt tokens of those with one.
-    """
-
-    rank: Count
-    running: Count
-    waiting: Count
-    kv_usage: Fraction
-    others_active: Count
-    others_prefill_tokens: Count
-    others_decode_tokens: Count
 
 
 class Coming(msgspec.Struct, frozen=True, array_like=True):

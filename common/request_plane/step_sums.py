@@ -1,4 +1,6 @@
-"""What the steps of an engine add up to: from it routers learn how long a prompt takes there.
+"""What workers report of an engine: how busy it is, and what its steps add up to.
+
+From the second routers learn how long a prompt takes there.
 
 A step with prompts is taken to last a constant, and so much for each token that it computes. Least
 squares need no more of the steps than these sums, so the steps themselves are never sent. Sums
@@ -13,6 +15,13 @@ Sum: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=1e18)]
 """Finite, not negative, and no more than years of steps add up to."""
 
 
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+"""Requests or tokens: no more than any machine has."""
+
+Fraction: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+"""From 0 to 1; neither infinite nor no number."""
+
+
 class StepSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Steps with prompts of one rank's engine, since its start.
 
@@ -25,7 +34,7 @@ class StepSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
         products: sum over steps of tokens times milliseconds.
     """
 
-    rank: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+    rank: Count
     steps: Sum = 0
     tokens: Sum = 0
     squares: Sum = 0
@@ -41,3 +50,28 @@ class StepSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
             self.ms + ms,
             self.products + tokens * ms,
         )
+
+
+class RankStatus(msgspec.Struct, frozen=True, array_like=True):
+    """How busy one rank is: its engine over all frontends, and what others have there.
+
+    Others are all frontends but the one that is told, which knows its own requests. Theirs
+    are counted as it counts its own, so that the sum is right without comparing.
+
+    Attributes:
+        rank: by the card's numbers.
+        running: requests the engine is computing.
+        waiting: requests queued in the engine.
+        kv_usage: fraction of KV blocks in use.
+        others_active: requests that others sent and that have not ended.
+        others_prefill_tokens: :attr:`Submit.prefill_tokens` of those without an output.
+        others_decode_tokens: prompt tokens of those with one.
+    """
+
+    rank: Count
+    running: Count
+    waiting: Count
+    kv_usage: Fraction
+    others_active: Count
+    others_prefill_tokens: Count
+    others_decode_tokens: Count

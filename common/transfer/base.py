@@ -251,27 +251,6 @@ class MmKwargsSender(ABC):
         """Free what the transport holds. Handles that are out go stale for their readers."""
 
 
-class LateSender(ABC):
-    """The frontend's end of a transport that costs something to start, such as a process."""
-
-    transport: ClassVar[Transport]
-
-    @abstractmethod
-    def reaches(self, terms: TransferReply) -> bool:
-        """Whether it may lead to a worker, from where that says it is."""
-
-    @abstractmethod
-    def start(self, given_up: Callable[[], bool] = lambda: False) -> MmKwargsSender:
-        """Start it and wait for it, in a thread.
-
-        Args:
-            given_up: whether nobody waits for it any more; asked now and then.
-
-        Raises:
-            ConfigurationError: it can't be had here.
-        """
-
-
 class MmKwargsReceiver(ABC, Generic[_Metadata]):
     """The worker's end of a transport."""
 
@@ -315,6 +294,7 @@ class MmKwargsReceiver(ABC, Generic[_Metadata]):
             StaleSegmentError: the handle was released; ask the frontend for the item again.
             CorruptSegmentError: the bytes are not what the metadata promises.
             TransferTimeoutError: the bytes did not come in time.
+            ArenaFullError: there is no memory for it here.
 
         Cancelling it leaves nothing behind: memory taken for the item is given back, at
         once or when a read that can't be stopped has ended.

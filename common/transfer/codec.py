@@ -24,6 +24,7 @@ from vllm.multimodal.inputs import (
 
 from common.errors import CorruptSegmentError, UnsupportedItemError
 from common.transfer.arena import Buffer, EncodedItem
+from common.transfer.metadata import MAX_BUFFERS, MAX_ENVELOPE_BYTES
 
 INLINE_BELOW: Final = 256  # tensors of fewer bytes ride inside the envelope
 MAX_NESTING: Final = 8  # how deep lists of tensors may be nested
@@ -110,7 +111,8 @@ def encode(item: MultiModalKwargsItem) -> EncodedItem:
     """Give an item's bytes without copying its contiguous CPU tensors, which the buffers alias:
     don't change these before the bytes were sent. Safe to call from several threads at once.
 
-    Raises UnsupportedItemError: the item holds more than tensors, lists of them and numbers.
+    Raises UnsupportedItemError: the item holds more than tensors, lists of them and numbers, or
+    more of these than workers take.
     """
     buffers: list[memoryview] = []
     elements = {
@@ -121,9 +123,16 @@ def encode(item: MultiModalKwargsItem) -> EncodedItem:
         for name, element in item.items()
     }
     try:
-        return EncodedItem(_encoder.encode(elements), buffers)
+        encoded = EncodedItem(_encoder.encode(elements), buffers)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UnsupportedItemError(f"a media item can't be sent to a worker: {error}") from error
+    if len(encoded.envelope) > MAX_ENVELOPE_BYTES or len(buffers) > MAX_BUFFERS:
+        raise UnsupportedItemError(
+            f"a media item can't be sent to a worker: it has {len(buffers)} large tensors, and its "
+            f"small ones and their names take {len(encoded.envelope)} bytes; {MAX_BUFFERS} and "
+            f"{MAX_ENVELOPE_BYTES} are the most"
+        )
+    return encoded
 
 
 def decode(envelope: Buffer, buffers: Sequence[memoryview]) -> MultiModalKwargsItem:

@@ -10,10 +10,11 @@ the frontend offers that in the running session when it is ready.
 
 import base64
 from pathlib import Path
-from typing import Annotated, Final, get_args
+from typing import Annotated, Final, TypeAlias, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 
+from common.bounded_json import JsonLimits, MalformedJsonError
 from common.errors import ArenaUnavailableError, ProtocolError
 from common.transfer.arena import ArenaOffer
 from common.transfer.checksum import KEY_SIZE
@@ -22,6 +23,9 @@ from common.transfer.metadata import Transport
 _FORMAT: Final = "pieces-2mib:"
 """Names how segments are checked. Stands in front of the metadata, where builds that check them in
 another way find no base64: they refuse the offer, with a reason, and media travel inline."""
+
+
+LONGEST_REFUSAL: Final = 1024  # characters
 
 
 class NixlOffer(BaseModel):
@@ -94,6 +98,15 @@ class TransferOffer(BaseModel):
         return [name for name in get_args(Transport) if getattr(self, name, None) is not None]
 
 
+def _shown(refusal: str) -> str:
+    """It stands in log lines, and quotes whatever it is about."""
+    line = "".join(each if each.isprintable() else " " for each in refusal[:LONGEST_REFUSAL])
+    return line if len(refusal) <= LONGEST_REFUSAL else f"{line}..."
+
+
+_Refusal: TypeAlias = Annotated[str, AfterValidator(_shown)]
+
+
 class TransferReply(BaseModel):
     """The worker's side.
 
@@ -113,7 +126,14 @@ class TransferReply(BaseModel):
     could_nixl: bool = False
     same_ipc: bool = False
     same_loopback: bool = False
-    refusals: tuple[str, ...] = ()
+    refusals: Annotated[tuple[_Refusal, ...], Field(max_length=16)] = ()
+
+
+_LIMITS: Final = JsonLimits(most_bytes=1 << 18, most_commas=1 << 10)
+"""The largest part of either is an agent's metadata."""
+
+_offer: Final = TypeAdapter(TransferOffer)
+_reply: Final = TypeAdapter(TransferReply)
 
 
 def namespace(kind: str) -> str:
@@ -129,14 +149,14 @@ def namespace(kind: str) -> str:
 def parse_offer(data: bytes) -> TransferOffer:
     """Read an offer. Raises ProtocolError if it is none."""
     try:
-        return TransferOffer.model_validate_json(data)
-    except ValidationError as error:
+        return _LIMITS.read(_offer, data)
+    except MalformedJsonError as error:
         raise ProtocolError(f"malformed transfer offer: {error}") from error
 
 
 def parse_reply(data: bytes) -> TransferReply:
     """Read a reply. Raises ProtocolError if it is none."""
     try:
-        return TransferReply.model_validate_json(data)
-    except ValidationError as error:
+        return _LIMITS.read(_reply, data)
+    except MalformedJsonError as error:
         raise ProtocolError(f"malformed transfer reply: {error}") from error

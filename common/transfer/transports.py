@@ -21,7 +21,6 @@ from common.identity import MmHash
 from common.observability.telemetry import TRANSFER_FALLBACKS
 from common.transfer.arena import ArenaAccess
 from common.transfer.base import (
-    LateSender,
     MediaHandle,
     MediaSource,
     MmKwargsReceiver,
@@ -187,7 +186,7 @@ def senders(arena: ArenaAccess | None, mode: TransferMode) -> list[MmKwargsSende
 
 def late_senders(
     arena: ArenaAccess | None, mode: TransferMode, network: NixlNetwork
-) -> list[LateSender]:
+) -> list[LateNixl]:
     """A frontend's ends that are started once a worker needs them."""
     return [LateNixl(arena, network)] if arena is not None and "nixl" in wanted(mode) else []
 

@@ -12,14 +12,9 @@ arguments.
 import difflib
 import json
 import os
-import socket
 from collections.abc import Iterable, Sequence
-from http import HTTPStatus
 from pathlib import Path
 from typing import Final
-from urllib.error import HTTPError, URLError
-from urllib.parse import quote
-from urllib.request import Request, urlopen
 
 from common.errors import NoDeviceError
 
@@ -78,7 +73,6 @@ def check_device() -> None:
     )
 
 
-_HUB_S: Final = 5.0  # how long the hub may take to say whether it has a model
 _CONFIGURATIONS: Final = ("config.json", "params.json")  # of Hugging Face and of Mistral
 
 _WEIGHTS: Final = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.npcache")
@@ -94,10 +88,9 @@ _ELSEWHERE: Final = {
 _LFS: Final = b"version https://git-lfs"
 
 
-def fault_of(model: str, given: Iterable[str] = (), *, look_for_names: bool = False) -> str | None:
-    """Return what is wrong with a model's directory or name, given the names of the engine
-    arguments beside it, or None if nothing can be seen. The hub is asked only on request, for
-    seconds at most."""
+def fault_of(model: str, given: Iterable[str] = ()) -> str | None:
+    """Return what is wrong with a model's directory, given the names of the engine arguments beside
+    it, or None if nothing can be seen. Names of models are left to the hub."""
     if not model.strip():
         return "the model is empty: name a directory, or a model of the Hugging Face hub"
     path = Path(model)
@@ -111,7 +104,7 @@ def fault_of(model: str, given: Iterable[str] = (), *, look_for_names: bool = Fa
         return f"there is no {model}: inside quotes a shell does not replace ~, so write $HOME"
     if model.startswith(("/", ".")):
         return f"there is no directory {model}{_hint(path)}"
-    return _fault_of_name(model) if look_for_names else None
+    return None
 
 
 def model_in(argv: Sequence[str]) -> tuple[str, frozenset[str]] | None:
@@ -199,44 +192,4 @@ def _fault_of_weights(path: Path) -> str | None:
                 return f"{file} is a pointer of Git LFS, not the weights: run `git lfs pull` there"
         except OSError as error:
             return f"the weights {file} can't be read: {error.strerror}"
-    return None
-
-
-def _fault_of_name(model: str) -> str | None:
-    """Of a model that is not on this host yet, as far as it can be told within seconds."""
-    modelscope = os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in ("1", "true")
-    if modelscope or ":" in model or model.count("/") > 1:
-        return None
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
-    if (cache / f"models--{model.replace('/', '--')}").is_dir():
-        return None
-    where = f"there is no directory {model}, nor such a model in {cache}"
-    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "on", "yes", "true"):
-        return f"{where}, and HF_HUB_OFFLINE is set: name a directory that has config.json"
-    has_token = bool(os.environ.get("HF_TOKEN")) or (home / "token").exists()
-    fault = _fault_at_the_hub(model, has_token=has_token)
-    return None if fault is None else f"{where}, and {fault}: name a directory that has config.json"
-
-
-def _fault_at_the_hub(model: str, *, has_token: bool) -> str | None:
-    """The worker asks there seconds later, five times if it gets no answer."""
-    hub = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-    if not hub.startswith(("http://", "https://")):
-        return None
-    asked = Request(f"{hub}/{quote(model)}/resolve/main/config.json", method="HEAD")
-    try:
-        urlopen(asked, timeout=_HUB_S).close()
-    except HTTPError as error:
-        # It answers 401 for what is not there, too, to those who show no token.
-        if error.code == HTTPStatus.NOT_FOUND and "EntryNotFound" not in str(error.headers):
-            return f"{hub} has none of that name"
-        if error.code == HTTPStatus.UNAUTHORIZED and not has_token:
-            return f"{hub} has none of that name that can be had without HF_TOKEN"
-    except URLError as error:
-        # A time-out, or a certificate that only other libraries trust, proves nothing.
-        if isinstance(error.reason, socket.gaierror | ConnectionError):
-            return f"{hub} can't be reached ({error.reason})"
-    except (OSError, ValueError):
-        return None
     return None

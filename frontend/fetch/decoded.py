@@ -12,7 +12,8 @@ from PIL import Image
 from vllm.multimodal.media import MediaWithBytes
 
 from frontend.fetch.decoders import PIXEL_BYTES
-from frontend.fetch.sound_limit import resampled_bytes
+from frontend.fetch.picture_limit import stored_pixels
+from frontend.fetch.sound_limit import processed_bytes
 from frontend.media_limits import seconds_for
 
 _PIXEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2}
@@ -24,7 +25,7 @@ def weight(value: object) -> int | None:
     if isinstance(value, MediaWithBytes):
         return weight(value.media)
     if isinstance(value, Image.Image):
-        return value.width * value.height * _PIXEL_BYTES.get(value.mode, 4)
+        return stored_pixels(value) * _PIXEL_BYTES.get(value.mode, 4)
     if isinstance(value, np.ndarray):
         return value.nbytes
     if isinstance(value, torch.Tensor):
@@ -39,10 +40,10 @@ def weight(value: object) -> int | None:
 
 
 def processing_weight(value: object) -> int:
-    """The same while a model's processor has it: a sound as it may be resampled."""
+    """The same while a model's processor has it: a sound with its copies."""
     match value:
         case (np.ndarray() as samples, int() | float() as rate) if rate > 0:
-            return resampled_bytes(samples.nbytes, rate)
+            return processed_bytes(samples.nbytes, rate)
     return weight(value) or 0
 
 

@@ -24,13 +24,18 @@ from common.media.formats import IMAGE_FORMATS, is_known_container, name_of, nam
 from common.vllm_compat.features import count_frames_with
 from frontend.fetch.content import Content
 from frontend.fetch.picture_limit import picture_pixels, said_by_pillow, too_many_pixels
-from frontend.fetch.sound_limit import READABLE_SOUNDS, SLACK, resampled_bytes, sound_size
+from frontend.fetch.sound_limit import (
+    PROCESSOR_RATE,
+    READABLE_SOUNDS,
+    SLACK,
+    processed_bytes,
+    sound_size,
+)
 from frontend.fetch.video_limit import READABLE_FILMS, count_frames, limit_video, why_unreadable
 from frontend.media_limits import FetchPolicy, RefusedError
 
 PIXEL_BYTES = 4
-"""Of a decoded medium that count as one pixel: what Pillow takes for one of most pictures, and
-what a sample of sound takes."""
+"""Of a medium that count as one pixel: what Pillow takes for one of most pictures."""
 
 _SMALL_FRAME: Final = 4096 * 4096
 """Pixels, which a decoder takes some 25 MB for: such films are opened, and refused by vLLM in words
@@ -145,7 +150,7 @@ def _decode_sound(data: bytes, media_io: AudioMediaIO, admit: Callable[[int], No
         raise RefusedError("TorchCodec is not used here, since it takes no orders what to open")
     media_io._validate_encoded_size(len(data))
     size = sound_size(data)
-    admit(-(-size.resampled // PIXEL_BYTES))
+    admit(-(-size.processed // PIXEL_BYTES))
     samples, rate = load_audio(
         BytesIO(data),
         sr=None,
@@ -156,6 +161,7 @@ def _decode_sound(data: bytes, media_io: AudioMediaIO, admit: Callable[[int], No
     if not samples.size:  # the resampler would break on it
         raise RefusedError("it has no samples")
     # At a low rate a little more decoded is much more resampled.
-    if rate <= 0 or resampled_bytes(samples.nbytes, rate) > size.resampled + SLACK:
+    slack = processed_bytes(SLACK, PROCESSOR_RATE)
+    if rate <= 0 or processed_bytes(samples.nbytes, rate) > size.processed + slack:
         raise RefusedError("it is longer than it says")
     return samples, rate

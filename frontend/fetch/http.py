@@ -36,6 +36,7 @@ ATTEMPTS = 3
 """Per fetch, of which the later ones follow a lost connection or a 5xx."""
 BACKOFF_S = 0.1
 """Before the second attempt; four times as much before the third."""
+MAX_REDIRECTS: Final = 3  # as many as honest sites need: to https, to www, to a store of files
 MAX_CONNECTIONS = 256
 MAX_CONNECTIONS_PER_HOST = 32
 
@@ -171,7 +172,7 @@ class HttpFetcher:
         known_etag: Callable[[URL], str | None],
         held: HeldBytes | None,
     ) -> Fetched | Unchanged:
-        for _ in range(self._policy.max_redirects + 1):
+        for _ in range(MAX_REDIRECTS + 1):
             answer = await self._hop(url, max_bytes, known_etag(url), held)
             if not isinstance(answer, str):
                 return answer
@@ -181,9 +182,7 @@ class HttpFetcher:
                 raise UnfetchableError(
                     f"it redirects to where nothing is fetched from: {error.reason}", "redirect"
                 ) from error
-        raise UnfetchableError(
-            f"it redirects more than {self._policy.max_redirects} times", "redirect"
-        )
+        raise UnfetchableError(f"it redirects more than {MAX_REDIRECTS} times", "redirect")
 
     async def _hop(
         self, url: URL, max_bytes: int, etag: str | None, held: HeldBytes | None
@@ -259,7 +258,11 @@ class _Answers(ResponseHandler):
         super().feed_data(data, size)
 
     def _has_too_much_framing(self) -> bool:
-        body = 0 if self._payload is None else self._payload.total_raw_bytes
+        # That of an interim answer, a chunk of its own, lacks some of the attributes.
+        payload = self._payload
+        body = 0
+        if payload is not None and payload is not aiohttp.EMPTY_PAYLOAD:
+            body = payload.total_raw_bytes
         return self._received > body + body // FRAMING + FREE_FRAMING
 
     def _refuse(self) -> None:

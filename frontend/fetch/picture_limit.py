@@ -16,6 +16,9 @@ from frontend.media_limits import FetchPolicy, RefusedError
 _SIZE_UNKNOWN: Final = frozenset({"ICO"})
 """Formats with whole pictures inside, of a size that the header need not tell."""
 
+_NARROW: Final = 16
+"""Pixels that each row of a picture counts for at least."""
+
 _MOST_SCANS: Final = 100
 """Of a JPEG, libtiff's own limit. Each goes over all pixels, but takes a few bytes only."""
 
@@ -36,7 +39,7 @@ def picture_pixels(data: bytes, policy: FetchPolicy) -> int:
     """
     try:
         with image.open_image(BytesIO(data)) as opened:
-            pixels = max(opened.width * opened.height, _tile_pixels(opened))
+            pixels = max(stored_pixels(opened), _tile_pixels(opened))
             if opened.format == AVIF:
                 pixels = max(pixels, avif_pixels(data))
             if opened.format in _SIZE_UNKNOWN:
@@ -54,6 +57,12 @@ def picture_pixels(data: bytes, policy: FetchPolicy) -> int:
     if pixels > policy.max_pixels:
         raise too_many_pixels(policy, pixels)
     return pixels
+
+
+def stored_pixels(opened: Image.Image) -> int:
+    """Return the pixels that a picture takes memory for: a row has a pointer and is aligned, so 60
+    million rows of one pixel took 1.4 GB."""
+    return max(opened.width, _NARROW) * opened.height
 
 
 def too_many_pixels(policy: FetchPolicy, pixels: int | None = None) -> RefusedError:

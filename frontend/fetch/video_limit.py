@@ -30,7 +30,7 @@ READABLE_FILMS: Final = "H.264, HEVC, VP8 or VP9 in MP4, WebM or Matroska"
 def limit_video(
     media_io: VideoMediaIO, content: Content, policy: FetchPolicy, admit: Callable[[int], None]
 ) -> VideoMediaIO:
-    """A decoder that stops before a video's frames take more than they may.
+    """A decoder that says what a video's frames will take before it reads them.
 
     For videos that OpenCV decodes, which is what vLLM does without a GPU, and for
     sequences of JPEGs.
@@ -40,7 +40,6 @@ def limit_video(
         admit: called with the pixels of all frames together, before any is decoded.
 
     Raises:
-        RefusedError: the sequence has more; for OpenCV, decoding will raise it.
         ValueError, OSError: a picture of the sequence is none.
 
     What ``admit`` raises is raised here, or by decoding.
@@ -101,7 +100,6 @@ def _sequence_pixels(data: bytes, num_frames: int, policy: FetchPolicy) -> int:
     pixels = 0
     for frame in islice(_frames(data), num_frames if num_frames > 0 else None):
         pixels += picture_pixels(pybase64.b64decode(frame, validate=True), policy)
-        _check(pixels, policy.max_video_pixels)
     return pixels
 
 
@@ -130,9 +128,7 @@ class _CountingLoader(VideoLoader):
         cls, cap: cv2.VideoCapture, frame_idx: list[int], *args: Any, **kwargs: Any
     ) -> Any:
         size = cap.get(cv2.CAP_PROP_FRAME_WIDTH) * cap.get(cv2.CAP_PROP_FRAME_HEIGHT)
-        pixels = int(size) * len(frame_idx)
-        _check(pixels, cls.policy.max_video_pixels)
-        cls.admit(pixels)
+        cls.admit(int(size) * len(frame_idx))
         deadline = time.monotonic() + cls.policy.decode_timeout_s
         watched = _Watched(cap, int(size), deadline)
         frames, valid = super().read_frames(watched, frame_idx, *args, **kwargs)
@@ -190,10 +186,3 @@ class _Watched:
         if good and frame is not None and frame.shape[0] * frame.shape[1] > self._pixels:
             raise RefusedError("its frames are larger than it says")
         return good, frame
-
-
-def _check(pixels: int, max_pixels: int) -> None:
-    if pixels > max_pixels:
-        raise RefusedError(
-            f"its frames together have more than {max_pixels} pixels, which is too many"
-        )

@@ -56,6 +56,10 @@ MAX_BEAM_CANDIDATES: Final = 1 << 17
 """Log probabilities that a beam search looks at: twice as many as beams, for each token of each.
 More would be refused later as log probabilities are, after half a minute."""
 
+MAX_REPEATED: Final = 1 << 24
+"""Characters of a prompt times the choices that repeat it (``echo``). A token of it, with
+``return_token_ids``, counts as eight: 8 million kept the event loop for 0.84 seconds."""
+
 VALUE_WEIGHT: Final = 16
 """Of a value, in characters: one of a JSON schema takes as long as so many."""
 
@@ -167,12 +171,25 @@ def _judge_cost(body: Body, max_choices: int, shared: int) -> None:
             f"`use_beam_search` with this `n` and `max_tokens` has more than {MAX_BEAM_CANDIDATES} "
             "log probabilities: ask for fewer choices or tokens"
         )
+    if body.get("echo") or body.get("return_token_ids"):
+        _judge_repeated(body)
     labels, items = body.get("label_token_ids"), body.get("items")
     if not isinstance(labels, list) or not isinstance(items, list):
         return
     if len(labels) * len(items) > MAX_LABELS:
         raise RequestRejectedError(
             f"`label_token_ids` times `items` is more than {MAX_LABELS}: send several requests"
+        )
+
+
+def _judge_repeated(body: Body) -> None:
+    prompt, choices = body.get("prompt"), _number(body.get("n"))
+    each = prompt if isinstance(prompt, list) else [prompt]
+    size = sum(len(one) if isinstance(one, str | list) else 1 for one in each)
+    if choices > 1 and size * choices * (8 if body.get("return_token_ids") else 1) > MAX_REPEATED:
+        raise RequestRejectedError(
+            "the choices repeat the prompt (`echo`, `return_token_ids`) too often for its length: "
+            "ask for fewer with `n`, or leave the option out"
         )
 
 
@@ -184,8 +201,10 @@ def _beam_candidates(body: Body) -> int:
 
 def _prompts(body: Body) -> int:
     """Prompts that are generated for: a list of them, a batch of conversations, or items."""
+    embeds = body.get("prompt_embeds")  # in a list they are prompts beside those of `prompt`
+    further = len(embeds) if isinstance(embeds, list) else 0
     several = (
-        _length_of(body.get("prompt"), (str, list)),
+        _length_of(body.get("prompt"), (str, list)) + further,
         _length_of(body.get("messages"), (list,)),
         _length_of(body.get("items"), (str, list)) if "label_token_ids" in body else 1,
     )

@@ -51,16 +51,10 @@ class HttpSettings(FlagSettings):
         description="inputs of one request for embeddings, scores or what else is pooled; more are "
         "answered 400",
     )
-    pooling_inputs: int = Field(
-        16384, ge=1, description="inputs of all such requests together; more are answered 429"
-    )
     pooling_memory_mb: Positive = Field(
         512.0,
         description="memory for pooled answers until the last one of their request is there; what "
         "doesn't fit is answered 429",
-    )
-    head_timeout_s: Positive = Field(
-        10.0, description="how long the head of a request may take to arrive"
     )
     body_timeout_s: Positive = Field(
         60.0, description="how long the body of a request may take to arrive"
@@ -78,7 +72,6 @@ class HttpSettings(FlagSettings):
                 "max_inflight": -(-self.max_inflight // processes),
                 "max_connections": -(-self.max_connections // processes),
                 "body_memory_mb": self.body_memory_mb / processes,
-                "pooling_inputs": -(-self.pooling_inputs // processes),
                 "pooling_memory_mb": self.pooling_memory_mb / processes,
             }
         )

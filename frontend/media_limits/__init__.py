@@ -1,6 +1,7 @@
 """Policy for media: allowed addresses, sizes, and budgets of bytes and pixels in memory."""
 
 from frontend.media_limits.budget import (
+    COPIES_WAIT_S,
     MEGAPIXEL,
     MIB,
     Budget,
@@ -18,6 +19,7 @@ from frontend.media_limits.errors import (
 from frontend.media_limits.policy import FetchPolicy, MediaRule, parse_url
 
 __all__ = [
+    "COPIES_WAIT_S",
     "MEGAPIXEL",
     "MIB",
     "Budget",

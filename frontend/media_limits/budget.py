@@ -8,6 +8,8 @@ for it: in a queue, or in a thread that finishes for nobody.
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -20,6 +22,10 @@ MIB: Final = 1 << 20
 MEGAPIXEL: Final = 1_000_000
 SECONDS_PER_MEGAPIXEL: Final = 0.25
 """By which a decoder or a processor may take longer than its limit: several times what it needs."""
+
+
+COPIES_WAIT_S: Final = 30.0
+"""How long a thread waits for its share of copies: large pictures take seconds each."""
 
 
 def seconds_for(pixels: float) -> float:
@@ -86,6 +92,57 @@ class Budget:
         return self._reserved
 
 
+class Copies:
+    """Memory that decoders take for a moment beside what they make. Threads wait for their share.
+
+    Unlike a budget's it comes back by itself, so that one request of many large pictures need not
+    fail because of itself.
+    """
+
+    def __init__(self, total: int) -> None:
+        """
+        Args:
+            total: the most at the same time; one thread alone may have more.
+        """
+        self._total = total
+        self._taken = 0
+        self._waiting: deque[object] = deque()
+        self._changed = threading.Condition()
+
+    @property
+    def waiting(self) -> int:
+        """How many threads wait for a share."""
+        return len(self._waiting)
+
+    @contextmanager
+    def share(self, amount: int) -> Iterator[None]:
+        """Have so much while this is entered; wait for it, first come, first served. Blocks.
+
+        Raises:
+            OverloadedError: it was not there in time; 429.
+        """
+        turn = object()
+        with self._changed:
+            self._waiting.append(turn)
+            try:
+                if not self._changed.wait_for(lambda: self._fits(turn, amount), COPIES_WAIT_S):
+                    raise OverloadedError("too many large pictures are decoded: try again later")
+                self._taken += amount
+            finally:
+                self._waiting.remove(turn)
+                self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken -= amount
+                self._changed.notify_all()
+
+    def _fits(self, turn: object, amount: int) -> bool:
+        fits = not self._taken or self._taken + amount <= self._total
+        return fits and self._waiting[0] is turn
+
+
 @dataclass(frozen=True)
 class MediaBudgets:
     """What all requests may hold of media together.
@@ -93,10 +150,12 @@ class MediaBudgets:
     Attributes:
         held: encoded bytes, those in the cache aside.
         decoding: pixels that are being decoded, or are decoded and not in the cache.
+        copies: pixels of copies that are made while pictures are decoded.
     """
 
     held: Budget
     decoding: Budget
+    copies: Copies
 
     @classmethod
     def of(cls, policy: FetchPolicy) -> Self:
@@ -104,6 +163,7 @@ class MediaBudgets:
         return cls(
             Budget(policy.held_bytes, MIB, "MiB for encoded media"),
             Budget(policy.decoding_pixels, MEGAPIXEL, "megapixels for decoded media"),
+            Copies(policy.decoding_pixels // 2),
         )
 
 

@@ -63,7 +63,6 @@ class FetchPolicy(BaseModel):
         False,
         description="fetch from private, loopback and link-local addresses too; for labs and tests",
     )
-    max_redirects: int = Field(3, ge=0, description="most redirects followed per fetch")
     timeout_s: Positive = Field(
         30.0, description="how long a fetch may take, redirects and retries included"
     )
@@ -71,9 +70,6 @@ class FetchPolicy(BaseModel):
         256.0, description="largest encoded medium, decompressed if it is sent compressed"
     )
     max_pixels: int = Field(8192 * 8192, ge=1, description="most pixels of an image or video frame")
-    max_video_pixels: int = Field(
-        1_000_000_000, ge=1, description="most pixels of all sampled frames of a video together"
-    )
     max_per_request: int = Field(256, ge=1, description="most media of one request")
     max_request_mb: Positive = Field(
         512.0, description="most encoded media of one request together"
@@ -81,7 +77,7 @@ class FetchPolicy(BaseModel):
     max_request_megapixels: Positive = Field(
         1000.0,
         description="most pixels that are decoded for one request; a sample of sound counts as "
-        "one, for each channel",
+        "5 to 11, for each channel",
     )
     held_mb: Positive = Field(
         2048.0,
@@ -90,8 +86,8 @@ class FetchPolicy(BaseModel):
     )
     decoding_megapixels: Positive = Field(
         2000.0,
-        description="most pixels decoded and held for all requests together, each of up "
-        "to four bytes; what finds no room is answered with 429",
+        description="most pixels decoded and held for all requests together, each of up to four "
+        "bytes, and half as much for copies; what finds no room is answered with 429",
     )
     decode_timeout_s: Positive = Field(
         120.0,

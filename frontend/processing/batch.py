@@ -23,8 +23,8 @@ Processor: TypeAlias = BaseMultiModalProcessor[Any]
 """vLLM's, of any model."""
 
 RUN_BYTES: Final = 64 << 20
-"""Decoded media of one run of the HF processor: 16 megapixels, or five minutes of sound, of which
-it takes 3 times as much, and floats of pictures 10 times. A larger medium has a run to itself."""
+"""Decoded media of one run of the HF processor: 16 megapixels, of whose floats it takes 10 times as
+much, or a minute of sound with all copies. A larger medium has a run to itself."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ its cache.
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from vllm.renderers import BaseRenderer
 
@@ -59,6 +59,10 @@ MediaSources = Lru[MmHash, MediaSource]
 """Media as fetched, for workers that process them themselves. For one event loop."""
 
 
+MAX_WAITING: Final = 256
+"""Requests whose media are processed or wait for it: seconds of work for any machine."""
+
+
 class MediaProcessing:
     """Media processing of one frontend. For one event loop."""
 
@@ -69,7 +73,7 @@ class MediaProcessing:
         backend: Backend,
         decode: Decodes,
         *,
-        most_waiting: int,
+        most_waiting: int = MAX_WAITING,
         sources: MediaSources | None = None,
     ) -> None:
         """Changes nothing yet: :meth:`take_over` does.

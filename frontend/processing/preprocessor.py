@@ -207,7 +207,6 @@ class Preprocessor:
             store,
             backend,
             loader.decode,
-            most_waiting=settings.queue,
             sources=self._sources,
         )
         self._processing.take_over(self.hf_runs)

@@ -26,7 +26,7 @@ class ArenaSettings(FlagSettings):
 
 
 class PreprocessSettings(FlagSettings):
-    """Processes for media, and the queue before them."""
+    """Processes for media."""
 
     flag_group: ClassVar[str] = "preprocessing"
     flag_prefix: ClassVar[str] = "preprocess-"
@@ -37,18 +37,7 @@ class PreprocessSettings(FlagSettings):
         description="processes that decode and process media; 0 does it in the frontend's own, on "
         "one core",
     )
-    queue: int = Field(
-        256,
-        ge=1,
-        description="requests whose media may be processed, or wait for it, at the same time; "
-        "more are answered with 429",
-    )
 
     def shared_by(self, processes: int) -> Self:
         """What each of some processes may take."""
-        return self.model_copy(
-            update={
-                "workers": -(-self.workers // processes),
-                "queue": -(-self.queue // processes),
-            }
-        )
+        return self.model_copy(update={"workers": -(-self.workers // processes)})

@@ -17,14 +17,21 @@ from frontend.workers import Logprobs
 MAX_TOKEN_TEXT: Final = 4096
 """Characters of a token, on average of an answer; the longest of vocabularies have hundreds."""
 
+MAX_EXPERT_BYTES: Final = 4096
+"""Of a token's routed experts: 61 layers of 8 experts take 488, or 1,952 as 32-bit numbers."""
+
+MOST_EXPERT_BYTES: Final = 16 << 20
+"""Of those of a choice. Written as text on the event loop, 80 MB took 3.7 seconds."""
+
 
 class AnswerCheck:
     """Of one request to one worker."""
 
-    def __init__(self, params: SamplingParams | None) -> None:
+    def __init__(self, params: SamplingParams | None, prompt_tokens: int = 0) -> None:
         """
         Args:
             params: None if something is pooled, of which nothing is checked here.
+            prompt_tokens: of the prompt, its media included.
         """
         params = params or SamplingParams()
         self._most_tokens = params.n * params.max_tokens if params.max_tokens else None
@@ -34,6 +41,7 @@ class AnswerCheck:
         by_tokens = getattr(params, "prompt_logprob_token_ids", None) is not None
         self._of_prompt = None if by_tokens else candidates(params.prompt_logprobs)
         self._characters = 0
+        self._prompt_tokens = prompt_tokens
 
     def check(self, output: Output, tokens: int) -> None:
         """Return if the output may be one.
@@ -56,10 +64,24 @@ class AnswerCheck:
             elif len(one.logprobs or ()) < len(one.token_ids):
                 raise WorkerGarbledError("a worker left out log probabilities that were asked for")
             _check_width(one.logprobs, self._candidates)
+            if one.routed_experts is not None:
+                self._check_experts(one.routed_experts.nbytes, tokens)
         if self._characters > MAX_TOKEN_TEXT * (tokens + 1):
             raise WorkerGarbledError("a worker said more text than its tokens can have")
+        if output.prompt_logprobs and len(output.prompt_logprobs) != self._prompt_tokens:
+            raise WorkerGarbledError(
+                f"a worker gave log probabilities of {len(output.prompt_logprobs)} tokens of a "
+                f"prompt that has {self._prompt_tokens}"
+            )
         if self._of_prompt is not None:
             _check_width(output.prompt_logprobs, self._of_prompt)
+
+    def _check_experts(self, nbytes: int, tokens: int) -> None:
+        """No request asks for them: engines with ``--enable-return-routed-experts`` give them."""
+        if nbytes > min((self._prompt_tokens + tokens) * MAX_EXPERT_BYTES, MOST_EXPERT_BYTES):
+            raise WorkerGarbledError(
+                f"a worker gave {nbytes} bytes of routed experts, more than an answer may have"
+            )
 
 
 def _check_width(logprobs: Logprobs | None, most: int) -> None:

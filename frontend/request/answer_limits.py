@@ -73,7 +73,8 @@ def check_logprobs(params: object, prompt_tokens: int) -> None:
     """
     if not isinstance(params, SamplingParams):
         return
-    of_prompt = candidates(params.prompt_logprobs) * prompt_tokens
+    # Each choice repeats them.
+    of_prompt = candidates(params.prompt_logprobs) * prompt_tokens * params.n
     wanted = candidates(params.logprobs, params.logprob_token_ids)
     of_answer = wanted * params.n * (params.max_tokens or _ENDLESS)
     batch = current_context().find(Batch)

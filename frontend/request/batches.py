@@ -6,8 +6,13 @@ a request in says here what it may take; a call that belongs to none takes what 
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
+from dataclasses import dataclass, field
 
 from frontend.request.deadlines import Deadlines
 from frontend.request_context import current_context
@@ -23,11 +28,13 @@ class Batch:
         keep: called with the bytes of each pooled answer, which are held until the last one is
             there; raises OverloadedError if there is no room.
         logprobs: log probabilities that its calls asked for.
+        turns: so many calls, of all requests, begin before others on the event loop have a turn.
     """
 
     places: Sequence[asyncio.Semaphore]
     keep: Callable[[int], None] | None = None
     logprobs: int = 0
+    turns: AbstractAsyncContextManager[object] = field(default_factory=nullcontext)
 
 
 @asynccontextmanager
@@ -41,6 +48,8 @@ async def place(deadlines: Deadlines) -> AsyncIterator[None]:
         yield
         return
     async with await _places(batch, deadlines):
+        async with batch.turns:
+            await asyncio.sleep(0)
         yield
 
 

@@ -48,6 +48,9 @@ only be late: outputs are gathered on their way, and the last ones are lost with
 RECENT_S = 30.0
 """Time constant of what counts as recent: after it, 37 % of a request still counts."""
 
+FRACTION = 0.5
+"""Retries for each recent request: with more of them, retries could become the overload."""
+
 FLOOR = 10.0
 """Retries that are allowed even if there were no other requests lately."""
 
@@ -62,10 +65,12 @@ LONGEST_MESSAGE: Final = 16_384
 class RetryBudget:
     """A leaky account of recent requests and recent retries."""
 
-    def __init__(self, fraction: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, fraction: float = FRACTION, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """
         Args:
-            fraction: retries per request; see :class:`FaultSettings`.
+            fraction: retries per request.
             clock: monotonic seconds.
         """
         self._fraction = fraction

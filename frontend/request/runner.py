@@ -43,6 +43,7 @@ from frontend.request.retry import DEADLY, DEADLY_TENSORS, Attempts, RetryBudget
 from frontend.request.settings import FaultSettings
 from frontend.request.spans import CallSpans, new_request_id
 from frontend.request.state import AnyOutput, RequestState
+from frontend.request_context import current_context
 from frontend.router import (
     Decision,
     LoraKey,
@@ -176,7 +177,7 @@ class RequestRunner:
         self._router = router
         self._media_sender = media_sender
         self._faults = faults
-        self.retry_budget = RetryBudget(faults.retry_budget)
+        self.retry_budget = RetryBudget()
 
     async def run(self, request: GenerateRequest) -> AsyncGenerator[AnyOutput, None]:
         """The answer, as it is made; what is pooled comes whole. Close it to abort the request.
@@ -210,6 +211,7 @@ class RequestRunner:
             outcome = "ok"
         except (MmRouterError, VLLMError) as error:
             outcome = type(error).__name__
+            current_context().failed = True
             lifecycle.on(Event.ERROR)
             raise
         finally:

@@ -17,13 +17,6 @@ class FaultSettings(FlagSettings):
     migration_limit: int = Field(
         3, ge=0, description="how often one request may be given to another worker; 0 never"
     )
-    retry_budget: float = Field(
-        0.5,
-        ge=0.0,
-        allow_inf_nan=False,
-        description="how many requests may be given to another worker, as a fraction of the "
-        "recent ones, so that retries can't become the overload; a few are always allowed",
-    )
     worker_wait_s: Seconds = Field(
         60.0,
         description="how long a request that lost its worker waits for another to come if there is "

@@ -8,6 +8,7 @@ import time
 from typing import TypeAlias
 
 import msgspec
+from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers import TokenizerLike
@@ -78,7 +79,7 @@ class RequestState:
         self.resume: Resume = Beginning(submit)
         self._original = submit
         self._pools = params is None
-        self._check = AnswerCheck(params)
+        self._check = AnswerCheck(params, len(prompt.token_ids))
         self._choices = 0 if params is None else params.n
         self._alone = self._choices == 1
         self._blank = vars(
@@ -113,7 +114,7 @@ class RequestState:
             MmRouterError: it may not.
         """
         place, self._place = self._place, 0
-        self._check = AnswerCheck(self._original.sampling_params)
+        self._check = AnswerCheck(self._original.sampling_params, len(self.prompt.token_ids))
         self._waits = False
         self.attempts.failed(worker_id, error, place=place)
         self.lifecycle.on(Event.WORKER_FAILED)
@@ -285,6 +286,10 @@ def _streaming(params: SamplingParams) -> SamplingParams:
     changed: SamplingParams = copy.copy(params)
     changed.output_kind = RequestOutputKind.DELTA
     changed.stream_interval = max(GATHER_INTERVAL, params.stream_interval or 1)
+    # Lists of numbers instead of an object for each candidate: of a million objects that wait for
+    # the end of an answer, Python's garbage collector looks at each again and again. vLLM's server
+    # can't read those of prompts so.
+    changed.flat_logprobs = params.prompt_logprobs is None
     return changed
 
 
@@ -314,11 +319,27 @@ class GatheredAnswer:
             choice = _only(output)
             known = self._choices.setdefault(output.index, choice)
             if known is not choice:
+                _move_logprobs(output, known.outputs[0])
                 known.add(choice, aggregate=True)
         if not self._whole.finished:
             return None
         self._whole.outputs = [choice.outputs[0] for _, choice in sorted(self._choices.items())]
         return self._whole
+
+
+def _move_logprobs(piece: CompletionOutput, whole: CompletionOutput) -> None:
+    """Append those of a piece to those before it if both are flat: vLLM makes objects of them."""
+    more, found = piece.logprobs, whole.logprobs
+    if not isinstance(more, FlatLogprobs) or not isinstance(found, FlatLogprobs):
+        return
+    before = len(found.logprobs)
+    found.start_indices += [before + each for each in more.start_indices]
+    found.end_indices += [before + each for each in more.end_indices]
+    found.token_ids += more.token_ids
+    found.logprobs += more.logprobs
+    found.ranks += more.ranks
+    found.decoded_tokens += more.decoded_tokens
+    piece.logprobs = None
 
 
 def _only(output: CompletionOutput) -> RequestOutput:

@@ -7,7 +7,7 @@ from frontend.router.index import Knowledge
 from frontend.router.inputs import EventSource, MediaNeed, RoutableWorker, RoutingRequest
 from frontend.router.roster import Roster
 from frontend.router.router import Router
-from frontend.router.selection import Reported, TargetLoad
+from frontend.router.selection import TargetLoad
 from frontend.router.settings import RouterSettings
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "MediaNeed",
     "MediaSpan",
     "PromptEmbeds",
-    "Reported",
     "Roster",
     "RoutableWorker",
     "Router",

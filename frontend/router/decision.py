@@ -9,41 +9,20 @@ import msgspec
 
 from common.identity import Incarnation, MmHash, RequestId, Target, WorkerId
 from frontend.router.index import Knowledge
-from frontend.router.selection import Costs, TargetLoad, Work, parts_of_cost
+from frontend.router.selection import TargetLoad, Work, parts_of_cost
 
 CLIENT_ID_LENGTH = 256
 """Characters of a client's id that are kept: it may be as long as a body may be."""
 
 
-class Candidate(msgspec.Struct, frozen=True, gc=False):
-    """A target that was considered, with its work, its load at that time and the terms of its cost.
+class Considered(NamedTuple):
+    """A target that was considered, with its work, its load at that time and the cost.
 
     Attributes:
-        index: what is known of its cache: exact, degraded or approximate.
-        cost: the sum of ``costs``, in tokens of the fleet's median worker.
-        first_token_s: seconds after which the first output was expected from it; None if too
-            little was known.
-    """
-
-    worker_id: WorkerId
-    rank: int
-    index: str
-    overlap_blocks: int
-    prefill_tokens: int
-    media_tokens: int
-    ship_bytes: int
-    active: float
-    waiting: float
-    queued_prefill_tokens: float
-    decode_tokens: float
-    cost: float
-    costs: Costs
-    first_token_s: float | None = None
-
-
-class Considered(NamedTuple):
-    """A candidate as the decision saw it. Deciding happens for every request, looking at
-    decisions rarely, so :class:`Candidate` is made when asked.
+        knowledge: what is known of its cache.
+        cost: in tokens of the fleet's median worker.
+        first_token_ms: after which the first output was expected from it; None if too little was
+            known.
     """
 
     target: Target
@@ -54,23 +33,21 @@ class Considered(NamedTuple):
     pace: float
     first_token_ms: float | None
 
-    def candidate(self) -> Candidate:
-        return Candidate(
-            worker_id=self.target.worker_id,
-            rank=self.target.rank,
-            index=self.knowledge.value,
-            overlap_blocks=self.work.overlap_blocks,
-            prefill_tokens=self.work.prefill_tokens,
-            media_tokens=self.work.media_tokens,
-            ship_bytes=self.work.ship_bytes,
-            active=self.load.active,
-            waiting=self.load.waiting,
-            queued_prefill_tokens=self.load.prefill_tokens,
-            decode_tokens=self.load.decode_tokens,
-            cost=self.cost,
-            costs=parts_of_cost(self.work, self.load, self.pace),
-            first_token_s=None if self.first_token_ms is None else self.first_token_ms / 1e3,
-        )
+    def as_json(self) -> dict[str, object]:
+        """Return it as JSON-able builtins, with the terms of its cost."""
+        return {
+            "worker_id": self.target.worker_id,
+            "rank": self.target.rank,
+            "index": self.knowledge.value,
+            **self.work._asdict(),
+            "active": self.load.active,
+            "waiting": self.load.waiting,
+            "queued_prefill_tokens": self.load.prefill_tokens,
+            "decode_tokens": self.load.decode_tokens,
+            "cost": self.cost,
+            "costs": parts_of_cost(self.work, self.load, self.pace)._asdict(),
+            "first_token_s": None if self.first_token_ms is None else self.first_token_ms / 1e3,
+        }
 
 
 class MediaMove(msgspec.Struct, frozen=True, gc=False):
@@ -134,16 +111,16 @@ class Decision(msgspec.Struct):
     def target(self) -> Target:
         return Target(self.worker_id, self.rank)
 
-    @property
-    def candidates(self) -> list[Candidate]:
-        return [one.candidate() for one in self.considered]
-
-    def as_json(self) -> dict[str, object]:
-        """Return the decision as JSON-able builtins, with its candidates, under the client's id."""
-        built: dict[str, object] = msgspec.to_builtins(self)
+    def as_json(self, candidates: int | None = None) -> dict[str, object]:
+        """Return the decision as JSON-able builtins under the client's id, with its candidates, or
+        so many of the cheapest and the chosen one.
+        """
+        built: dict[str, object] = msgspec.to_builtins(msgspec.structs.replace(self, considered=[]))
         built["request_id"] = built.pop("client_id")
         del built["considered"], built["work"]
-        return built | {"candidates": msgspec.to_builtins(self.candidates)}
+        shown = self.considered[:candidates]
+        shown += [one for one in self.considered[len(shown) :] if one.target == self.target]
+        return built | {"candidates": [one.as_json() for one in shown]}
 
 
 class DecisionLog:

@@ -152,6 +152,12 @@ class Ejection:
             return Circuit.CLOSED, ""
         return record.circuit, record.reason
 
+    def remaining_s(self, worker_id: WorkerId) -> float:
+        """Return for how long a worker's circuit stays open."""
+        record = self._records.get(worker_id)
+        is_open = record is not None and record.circuit is Circuit.OPEN
+        return max(0.0, record.due - self._clock()) if record and is_open else 0.0
+
     def _record(self, worker_id: WorkerId, incarnation: Incarnation) -> _Record:
         record = self._records.get(worker_id)
         if record is None or record.incarnation != incarnation:

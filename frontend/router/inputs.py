@@ -59,15 +59,12 @@ class RoutingRequest:
 
 @dataclass(frozen=True, slots=True)
 class EventSource:
-    """Where one data-parallel rank publishes its KV events: ZMQ endpoints to connect to, and
-    how many events it keeps for replay.
-    """
+    """Where one data-parallel rank publishes its KV events: ZMQ endpoints to connect to."""
 
     rank: int
     endpoint: str
-    replay_endpoint: str | None = None
+    replay_endpoint: str
     topic: str = ""
-    buffer_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,8 +273,9 @@ class Roster:
             return
         all_changed = self.times.reported(worker_id, steps)
         *_, paces, positions = self._listing
+        now = self._clock()
         for target in positions if all_changed else worker.targets:
-            paces[positions[target]] = self.times.rounded_pace(target)
+            paces[positions[target]] = self.times.rounded_pace(target, now)
 
     def served(self, target: Target, routed_at: float) -> None:
         """A request that was routed at a monotonic moment and must have stored blocks ended on a
@@ -285,13 +286,13 @@ class Roster:
             feed.served(target.rank, routed_at)
 
     def _list(self) -> None:
-        targets = self.load.targets()
+        targets, now = self.load.targets(), self._clock()
         self._listing = Candidates(
             targets,
             [self._workers[target.worker_id].max_num_seqs for target in targets],
             (),
             (),
-            [self.times.rounded_pace(target) for target in targets],
+            [self.times.rounded_pace(target, now) for target in targets],
             {target: position for position, target in enumerate(targets)},
         )
         self.estimator.set_fleet(self._workers)

@@ -237,7 +237,7 @@ class Router:
     def _considered(
         self, candidates: Candidates, costs: Sequence[float], estimate: Estimate, chosen: int
     ) -> list[Considered]:
-        found, first_token_ms = [], self.roster.times.first_token_ms
+        found, first_token_ms, now = [], self.roster.times.first_token_ms, self._clock()
         for position in cheapest(costs, CANDIDATES, chosen):
             target, load = candidates.targets[position], candidates.loads[position]
             work = estimate.on(target)
@@ -249,7 +249,7 @@ class Router:
                     load,
                     costs[position],
                     candidates.paces[position],
-                    first_token_ms(target, load, work),
+                    first_token_ms(target, load, work, now),
                 )
             )
         return found

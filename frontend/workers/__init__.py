@@ -1,7 +1,7 @@
 """The workers of this frontend: who is there, the link to each, and the media sent over it."""
 
 from frontend.workers.adapters import Adapters
-from frontend.workers.contract import Contract, Refusals
+from frontend.workers.contract import Contract, Refusals, tell_refused
 from frontend.workers.dispatch import Answer
 from frontend.workers.fleet import Fleet
 from frontend.workers.fleets import Fleets, follow
@@ -31,5 +31,6 @@ __all__ = [
     "ask_for_pages",
     "follow",
     "perform",
+    "tell_refused",
     "those_called",
 ]

@@ -1,16 +1,32 @@
 """Which cards fit: what this frontend demands of each, the first of them, which is the
-contract, and who is refused and why.
+contract, and who is refused and why, which the refused workers are told.
 """
 
 import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import Any, Final, NamedTuple, cast
 
-from common.errors import CardCodeError, CardError, CardIncompatibleError, NoWorkerError
+import zmq
+
+from common.errors import (
+    CardCodeError,
+    CardError,
+    CardIncompatibleError,
+    CardKeyError,
+    NoWorkerError,
+)
 from common.fleet_key import FleetKey
 from common.identity import WorkerId
 from common.observability.fleet_events import What, note
 from common.observability.telemetry import REFUSED_CARDS
 from common.request_plane.card import WorkerCard, check_compatible
-from common.request_plane.fleet_sockets import check_card
+from common.request_plane.fleet_sockets import check_card, frontend_context, leaves_host
+from common.request_plane.operations import LONGEST_MESSAGE
+from common.request_plane.protocol import Refused, ToFrontend
+from common.request_plane.wire import Codec
 from frontend.workers.members import Run
 
 
@@ -79,9 +95,18 @@ class Refusals:
 
     def __init__(self) -> None:
         self._reasons: dict[Run, str] = {}
+        self._endpoints: dict[Run, str] = {}
 
-    def add(self, run: Run, error: CardError) -> None:
-        """Refuse a run, and no longer for another reason."""
+    def add(self, run: Run, error: CardError, card: WorkerCard | None = None) -> None:
+        """Refuse a run, and no longer for another reason.
+
+        Args:
+            card: says where to tell the run; left out if anybody may have written it.
+        """
+        if card is not None and not isinstance(error, CardKeyError):
+            self._endpoints[run] = card.request_endpoint
+        else:
+            self._endpoints.pop(run, None)
         if self._reasons.get(run) != str(error):
             note(What.REFUSED, run.worker_id, str(error))
         self._reasons[run] = str(error)
@@ -89,6 +114,12 @@ class Refusals:
 
     def take_back(self, run: Run) -> None:
         self._reasons.pop(run, None)
+        self._endpoints.pop(run, None)
+
+    def notices(self) -> Iterator["Notice"]:
+        """Return what to tell the refused workers that can be told."""
+        for run, endpoint in self._endpoints.items():
+            yield Notice(run, endpoint, self._reasons[run])
 
     def take_back_if(self, run: Run, error: CardError) -> None:
         """Hold this no longer against a run; something else may be by now."""
@@ -100,7 +131,50 @@ class Refusals:
 
     def by_worker(self) -> dict[WorkerId, str]:
         """Return the workers of which some run is refused, with the reasons."""
-        reasons: dict[WorkerId, str] = {}
+        reasons: defaultdict[WorkerId, list[str]] = defaultdict(list)
         for (worker_id, _), reason in self._reasons.items():
-            reasons[worker_id] = "; ".join(filter(None, [reasons.get(worker_id), reason]))
-        return reasons
+            reasons[worker_id].append(reason)
+        return {worker_id: "; ".join(each) for worker_id, each in reasons.items()}
+
+
+class Notice(NamedTuple):
+    """Why a run is refused, and where it listens."""
+
+    run: Run
+    endpoint: str
+    reason: str
+
+
+TELL_S: Final = 10.0  # between rounds; workers log each frontend once a minute
+MAX_TOLD: Final = 64  # workers a round
+_LEAVE_MS: Final = 2000  # how long messages have to leave
+
+
+async def tell_refused(
+    notices: Callable[[], Iterable[Notice]], frontend: str, key: FleetKey | None
+) -> None:
+    """Tell refused workers why, for their logs, again and again until cancelled.
+
+    Args:
+        notices: what is to be told now.
+        frontend: who this is, in words.
+    """
+    codec: Codec[ToFrontend] = Codec(ToFrontend)
+    while True:
+        if told := list(islice(notices(), MAX_TOLD)):
+            context = frontend_context(key)
+            try:
+                for notice in told:
+                    if key is None and leaves_host(notice.endpoint):
+                        continue
+                    reason = notice.reason.encode(errors="replace").decode()[:LONGEST_MESSAGE]
+                    message = Refused(frontend, notice.run.incarnation, reason)
+                    socket: Any = context.socket(zmq.DEALER, socket_class=cast(Any, zmq.Socket))
+                    with suppress(zmq.ZMQError):  # the card names no place that can be reached
+                        socket.connect(notice.endpoint)
+                        socket.send_multipart(codec.encode(message), zmq.NOBLOCK)
+                    socket.close(linger=_LEAVE_MS)
+                await asyncio.sleep(_LEAVE_MS / 1000 + 0.5)  # or closing the context would wait
+            finally:
+                context.destroy(linger=0)
+        await asyncio.sleep(TELL_S)

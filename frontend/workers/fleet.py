@@ -28,6 +28,7 @@ from common.identity import Incarnation, WorkerId
 from common.observability.fleet_events import What, note
 from common.request_plane.card import WorkerCard, WorkerState
 from common.request_plane.fleet_sockets import frontend_context
+from common.transfer.base import Turns
 from frontend.router import Router
 from frontend.workers.adapters import Adapters
 from frontend.workers.contract import Contract, Refusals, nobody
@@ -37,6 +38,10 @@ from frontend.workers.media_sender import MediaSender
 from frontend.workers.members import Member, Members, Name, Run, Serving
 
 logger = logging.getLogger(__name__)
+
+
+_ONCE_MORE = WorkerState.DRAINING, WorkerState.READY
+"""No worker does that. Somebody else wrote that it drains, and it has put that right."""
 
 
 class Fleet:
@@ -163,10 +168,13 @@ class Fleet:
             self.contract.check(card)
         except CardError as error:
             logger.error("%s", error)
-            self.refusals.add(run, error)
+            self.refusals.add(run, error, card)
             if member is not None:
                 self._keeper.remove(member, str(error))
             return
+        if member is not None and (member.card.state, card.state) == _ONCE_MORE:
+            self._keeper.remove(member, "it takes requests again, over another link")
+            member = None
         if member is not None:
             member.card, member.present = card, True
             if member.link is not None:  # else it may be refused for its name
@@ -221,6 +229,7 @@ class Keeper:
         self._frontend_id = frontend_id
         self._stall_s = stall_s
         self._tasks: set[asyncio.Task[None]] = set()
+        self._turns = Turns()
         self._context = frontend_context(key)
 
     @property
@@ -240,8 +249,12 @@ class Keeper:
         """Forget a member. Its keeper closes the link, and is not waited for."""
         if not self._members.remove(member):
             return
-        logger.info("worker %s removed: %s", member.card.worker_id, reason)
-        note(What.REMOVED, member.card.worker_id, reason)
+        worker_id, host = member.card.worker_id, member.card.host
+        if self._members.holder(worker_id) not in (None, member):
+            duplicate = f"process {host.pid} on {host.hostname}, which had the same worker id"
+            reason = f"only {duplicate}; the worker serves on ({reason})"
+        logger.info("worker %s removed: %s", worker_id, reason)
+        note(What.REMOVED, worker_id, reason)
         member.leaving = reason
         if member.keeper is not None and member.keeper is not asyncio.current_task():
             member.keeper.cancel()
@@ -279,6 +292,7 @@ class Keeper:
 
     @contextlib.asynccontextmanager
     async def _linked(self, member: Member) -> AsyncIterator[WorkerLink]:
+        await self._turns.mine()  # hundreds that don't answer are tried again at the same time
         link = WorkerLink(
             member.card,
             self._context,
@@ -313,7 +327,7 @@ class Keeper:
             "serves under it; give each worker a --worker-id of its own, or stop one"
         )
         logger.error("%s", error)
-        self._refusals.add(member.run, error)
+        self._refusals.add(member.run, error, card)
         try:
             await name.free.wait()
         finally:

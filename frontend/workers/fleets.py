@@ -23,7 +23,8 @@ from common.errors import (
 from common.identity import WorkerId
 from common.observability.telemetry import INTERNAL_ERRORS
 from common.request_plane.card import WorkerCard, WorkerState
-from frontend.workers.contract import Contract, Refusals, nobody
+from common.transfer.base import Turns
+from frontend.workers.contract import Contract, Notice, Refusals, nobody
 from frontend.workers.fleet import Fleet
 from frontend.workers.gauges import Gauges
 from frontend.workers.members import Member, Run
@@ -105,6 +106,11 @@ class Fleets:
                 for fleet in self:
                     fleet.apply(change)
 
+    def notices(self) -> Iterator[Notice]:
+        """Return what to tell refused workers."""
+        for each in (self.refusals, *(fleet.refusals for fleet in self._here)):
+            yield from each.notices()
+
     def give_up(self, fleet: Fleet, error: BaseException) -> None:
         """A model can't be served: let its workers go, and take none of these runs again."""
         for member in fleet.members:
@@ -114,7 +120,7 @@ class Fleets:
                 f"served here: {error}"
             )
             self._banned[member.run] = why
-            self.refusals.add(member.run, why)
+            self.refusals.add(member.run, why, card)
         fleet.give_up(str(error))
 
     def closed(self, fleet: Fleet) -> None:
@@ -148,7 +154,7 @@ class Fleets:
                 self._outside[run] = card
         except CardError as error:
             logger.error("%s", error)
-            self.refusals.add(run, error)
+            self.refusals.add(run, error, card)
 
     def _check_unchanged(self, home: Fleet, run: Run, card: WorkerCard) -> None:
         if self._most is None or card.served_model_names == home.names:
@@ -278,8 +284,11 @@ async def follow(watcher: CardWatcher, apply: Callable[[CardChange], None]) -> N
     be read or can't be trusted.
     """
 
+    turns = Turns()
+
     async def following() -> None:
         async for change in watcher.changes():
+            await turns.mine()  # thousands of cards may come at once
             try:
                 apply(change)
             except Exception:  # counted; a card that we stumble over keeps no other worker out

@@ -82,7 +82,6 @@ class Gauges:
                         counted.gaps,
                         counted.replays,
                         counted.losses,
-                        counted.restarts,
                         sum(counted.malformed.values()),
                         counted.lag_s,
                     ),

@@ -24,9 +24,10 @@ from common.observability.telemetry import (
     UNDECODABLE_MESSAGES,
 )
 from common.transfer.arena import Arena, ArenaAccess, ArenaStatistics, reap_orphans
-from common.transfer.base import LateSender, MediaHandle, MmKwargsSender
+from common.transfer.base import MediaHandle, MmKwargsSender
 from common.transfer.handshake import TransferOffer, TransferReply, namespace, parse_reply
 from common.transfer.metadata import Transport
+from common.transfer.nixl import LateNixl
 from common.transfer.nixl_processes import NixlNetwork
 from common.transfer.transports import (
     SenderSet,
@@ -233,7 +234,7 @@ def release(handles: Sequence[MediaHandle]) -> None:
 class LateTransports:
     """Transports that are started with the first worker that needs one of them."""
 
-    def __init__(self, late: Sequence[LateSender], sender: MediaSender) -> None:
+    def __init__(self, late: Sequence[LateNixl], sender: MediaSender) -> None:
         self.started: dict[Transport, MmKwargsSender] = {}
         self._late = late
         self._sender = sender
@@ -271,7 +272,7 @@ class LateTransports:
     def _needs(self, worker: ReachedWorker) -> bool:
         return any(self._would_help(late, worker) for late in self._late)
 
-    def _would_help(self, late: LateSender, worker: ReachedWorker) -> bool:
+    def _would_help(self, late: LateNixl, worker: ReachedWorker) -> bool:
         return (
             worker.offer_to is not None
             and late.transport in better(self._sender._mode, worker.choice)
@@ -311,7 +312,7 @@ class LateTransports:
                     logger.info("another transport is offered later: %s", error)
         return True
 
-    async def _start(self, late: LateSender) -> None:
+    async def _start(self, late: LateNixl) -> None:
         loop = asyncio.get_running_loop()
         start = partial(late.start, lambda: self._closed)
         try:

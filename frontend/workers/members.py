@@ -19,7 +19,7 @@ from common.observability.telemetry import HF_PROCESSOR_RUNS, forget_worker
 from common.request_plane.card import Adapter, WorkerCard, WorkerState
 from common.request_plane.operations import Condition
 from common.request_plane.protocol import HeldAdapter, Status
-from frontend.router import EventSource, Reported, RoutableWorker, Router
+from frontend.router import EventSource, RoutableWorker, Router
 from frontend.workers.adapters import Adapters, key_of
 from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender
@@ -245,19 +245,7 @@ class Serving:
         member.media_emptied = status.media_emptied
         HF_PROCESSOR_RUNS.labels("worker", worker_id).set(status.hf_processor_runs)
         self._router.roster.stepped(worker_id, status.steps)
-        self._router.load.reported(
-            worker_id,
-            {
-                one.rank: Reported(
-                    one.others_active,
-                    one.waiting,
-                    one.others_prefill_tokens,
-                    one.others_decode_tokens,
-                    one.kv_usage,
-                )
-                for one in status.ranks
-            },
-        )
+        self._router.load.reported(worker_id, status.ranks)
         until = time.monotonic() + OTHERS_S
         for one in reversed(status.coming):  # the oldest are left out, as workers do
             target = Target(worker_id, one.rank)
@@ -295,14 +283,9 @@ def _routable(card: WorkerCard) -> RoutableWorker:
         hash_algorithm=card.cache.hash_algorithm,
         none_hash=bytes.fromhex(card.cache.none_hash),
         event_sources=tuple(
-            EventSource(
-                source.rank,
-                source.endpoint,
-                source.replay_endpoint,
-                source.topic,
-                source.buffer_steps,
-            )
+            EventSource(source.rank, source.endpoint, source.replay_endpoint, source.topic)
             for source in card.kv_event_sources
+            if source.replay_endpoint is not None
         ),
         kv_tokens=card.capacity.num_blocks * card.cache.block_size,
         max_num_seqs=card.capacity.max_num_seqs,

@@ -169,7 +169,7 @@ def start_all(stack: ExitStack, work: Path) -> list[Server]:
             f"frontend, N = {count}",
             [
                 sys.executable, "-m", "tests.benchmarks.watched_frontend", str(stalls),
-                f"--discovery-dir={cards}", f"--port={port}", "--mm-arena-gb=0.5",
+                f"--discovery={cards}", f"--port={port}", "--mm-arena-gb=0.5",
                 f"--preprocess-workers={count}", "--disable-uvicorn-access-log",
                 "--media-cache-mb=64",
             ],

@@ -124,7 +124,7 @@ def start_all(stack: ExitStack, work: Path) -> list[Server]:
         server = HttpServer(
             f"frontend of {processes}",
             [
-                sys.executable, "-m", "frontend", f"--discovery-dir={cards}", f"--port={port}",
+                sys.executable, "-m", "frontend", f"--discovery={cards}", f"--port={port}",
                 f"--processes={processes}", "--mm-arena-gb=0.25", "--disable-uvicorn-access-log",
                 "--log-level=warning",
             ],

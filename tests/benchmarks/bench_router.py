@@ -34,6 +34,7 @@ from common.identity import (
     Target,
     WorkerId,
 )
+from frontend.router.event_wire import END_OF_REPLAY
 from frontend.router.events.event_stream import EventStream
 from frontend.router.events.progress import StreamStatistics
 from frontend.router.hashing.block_hasher import (
@@ -286,7 +287,7 @@ async def router_with_workers(memo_tokens: int) -> tuple[Router, BlockIndexes]:
                 block_size=BLOCK_SIZE,
                 hash_algorithm=ALGORITHM,
                 none_hash=NONE_HASH,
-                event_sources=(EventSource(0, "unused"),),
+                event_sources=(EventSource(0, "unused", "unused"),),
                 max_num_seqs=64,
             )
         )
@@ -365,9 +366,10 @@ def event_rate(batches: int) -> tuple[float, float]:
     indexes = BlockIndexes.empty()
     target = Target(WorkerId("w"), 0)
     indexes.slots.open(target)
-    stream = EventStream(TargetBlocks(target, BLOCK_SIZE, 0, indexes), "w", replayable=False)
-    stream.start()
-    stream.on_connected(0.0)
+    stream = EventStream(TargetBlocks(target, BLOCK_SIZE, 0, indexes), "w")
+    question = stream.on_connected(0.0)
+    assert question is not None
+    stream.on_replayed(question.attempt, END_OF_REPLAY, b"", 1.0)
     block_events = batches * 128 + (batches - 20) * 128
     started = time.perf_counter()
     for number, message in enumerate(messages):

@@ -36,10 +36,10 @@ from frontend.router.index.indexes import EXACT, BlockIndexes, IndexState, Targe
 from frontend.router.inputs import EventSource, MediaNeed, RoutableWorker, RoutingRequest
 from frontend.router.modes import BuiltInMode
 from frontend.router.router import Router
-from frontend.router.selection import Reported
 from frontend.router.settings import RouterSettings
 from tests.benchmarks.telling import telling
 from tests.fakes.none_hash import none_hash_for
+from tests.fakes.reports import rank_report
 
 MODES = (BuiltInMode.KV, BuiltInMode.ROUND_ROBIN)
 ALGORITHM = "sha256_cbor"
@@ -231,7 +231,7 @@ class Simulation:
                     block_size=BLOCK_SIZE,
                     hash_algorithm=ALGORITHM,
                     none_hash=NONE_HASH,
-                    event_sources=(EventSource(0, "unused"),),
+                    event_sources=(EventSource(0, "unused", "unused"),),
                     kv_tokens=CACHE_BLOCKS * BLOCK_SIZE,
                     max_num_seqs=SLOTS,
                 )
@@ -319,7 +319,7 @@ class Simulation:
 
     def _report(self, worker: Worker) -> None:
         # One frontend: nobody else has anything there.
-        self.router.load.reported(worker.name, {0: Reported(waiting=len(worker.queue))})
+        self.router.load.reported(worker.name, [rank_report(waiting=len(worker.queue))])
 
 
 def index_bytes(indexes: BlockIndexes) -> int:

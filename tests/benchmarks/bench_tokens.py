@@ -185,7 +185,7 @@ class Lab:
             worker,
             [
                 *within, "backend_worker", f"--model={self._model}", f"--worker-id={worker}",
-                f"--discovery-dir={cards}", *ENGINE_FLAGS, SERVER_FLAGS[-1], EXECUTOR,
+                f"--discovery={cards}", *ENGINE_FLAGS, SERVER_FLAGS[-1], EXECUTOR,
             ],
             self._work / f"{worker}.log",
             **env,
@@ -194,7 +194,7 @@ class Lab:
         frontend = HttpServer(
             f"frontend-{name}",
             [
-                *within, "frontend", f"--discovery-dir={cards}", f"--port={port}",
+                *within, "frontend", f"--discovery={cards}", f"--port={port}",
                 "--mm-arena-gb=0.25", "--disable-uvicorn-access-log", *SERVER_FLAGS[:-1],
             ],
             self._work / f"frontend-{name}.log",

@@ -23,8 +23,7 @@ from frontend.app import serve
 from frontend.args import FrontendArgs
 from frontend.processes import Siblings
 from frontend.router import ZmqFeeds
-from frontend.router.events.event_stream import EventStream
-from frontend.router.events.replays import Command
+from frontend.router.events.event_stream import EventStream, Replay
 from tests.chaos.watched import watch
 
 MOST_LOST_AT_ONCE = 20
@@ -72,11 +71,11 @@ class Handles:
         class LossyStream(EventStream):
             """Loses messages before they are read."""
 
-            def on_live(self, sequence_frame: bytes, payload: bytes, now: float) -> list[Command]:
+            def on_live(self, sequence_frame: bytes, payload: bytes, now: float) -> Replay | None:
                 if handles._to_lose:
                     handles._to_lose -= 1
                     handles._lost += 1
-                    return []
+                    return None
                 return super().on_live(sequence_frame, payload, now)
 
         ZmqFeeds.stream_type = LossyStream

@@ -178,10 +178,9 @@ def start_worker(
 
 
 def discovery_flag(place: Path | str) -> str:
-    if isinstance(place, str):
-        return f"--discovery={place}"
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return f"--discovery-dir={place}"
+    if isinstance(place, Path):
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return f"--discovery={place}"
 
 
 def card_path(discovery: Path, name: str) -> Path:

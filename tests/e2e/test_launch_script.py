@@ -6,6 +6,7 @@ Then out with Ctrl-C. tests/unit/deploy has the other scripts, which start this 
 import json
 import re
 import secrets
+import shlex
 import signal
 import ssl
 import subprocess
@@ -16,8 +17,10 @@ from typing import Any
 
 import httpx
 
+from common.launcher.demo import FRONTEND_FLAGS, WORKER_FLAGS
 from tests.certificates import Authority
 from tests.e2e.processes import Process, environment, shared_memory_of
+from tests.fakes.launched import living
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -48,12 +51,6 @@ def wait_until_ready(script: Process) -> str:
         assert time.monotonic() < deadline, script.tail()
         time.sleep(0.5)
     return script.tail(500)
-
-
-def of_the_demo(name: str) -> str:
-    """Flags that the Makefile gives to the demo."""
-    (flags,) = re.findall(rf"^{name} := (.*)$", (ROOT / "Makefile").read_text(), re.M)
-    return str(flags)
 
 
 def many_tools() -> list[dict[str, Any]]:
@@ -96,26 +93,13 @@ def try_the_curl(printed: str) -> None:
     assert '"content"' in answer.stdout, answer.stdout
 
 
-def living(mark: str) -> list[int]:
-    """Processes that inherited a variable with this value, zombies left out."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            marked = f"MARK={mark}".encode() in (process / "environ").read_bytes().split(b"\0")
-            if marked and ") Z " not in (process / "stat").read_text():
-                found.append(int(process.name))
-        except OSError:
-            continue
-    return found
-
-
 def test_it_serves_until_ctrl_c_and_leaves_nothing(model: Path, tmp_path: Path) -> None:
     mark = secrets.token_hex(8)
     cards = tmp_path / "cards"
     cards.mkdir(mode=0o700)
     demo = {
-        "ENGINE_ARGS": of_the_demo("DEMO_ENGINE_ARGS"),
-        "FRONTEND_ARGS": of_the_demo("DEMO_FRONTEND_ARGS"),
+        "ENGINE_ARGS": shlex.join(WORKER_FLAGS),
+        "FRONTEND_ARGS": shlex.join(FRONTEND_FLAGS),
     }
     shared = {"DISCOVERY": str(cards), "WORKER_NAME": "worker"}
     script = start(model, tmp_path, MARK=mark, **demo, **shared)

@@ -58,26 +58,22 @@ def test_without_workers_it_says_so_and_picks_them_up(
     assert chat(lonely.url).status_code == 200
 
 
-def test_a_card_that_does_not_fit_is_refused_by_name(stack: Stack, router: Endpoint) -> None:
-    card = card_of(stack.discovery, "w0")
-    misfit = card.model_copy(
-        update={
-            "worker_id": "misfit",
-            "cache": card.cache.model_copy(update={"block_size": 16}),
-        }
-    )
-    path = stack.discovery / f"misfit.{card.incarnation}.json"
-    path.write_bytes(misfit.to_json())
+def test_a_worker_that_does_not_fit_is_refused_by_name_and_says_so_itself(
+    stack: Stack, router: Endpoint, model: Path, tmp_path: Path
+) -> None:
+    misfit = start_worker("misfit", model, stack.discovery, tmp_path, "--block-size=64")
     try:
-        deadline = time.monotonic() + 60
-        while not (refused := router.http.get("/mmrouter/workers/refused").json()):
-            assert time.monotonic() < deadline
+        deadline = time.monotonic() + 240
+        while "refuses this worker" not in misfit.tail():
+            misfit.check_alive()
+            assert time.monotonic() < deadline, misfit.tail()
             time.sleep(0.1)
+        (entry,) = router.http.get("/mmrouter/workers/refused").json()
+        assert entry["worker_id"] == "misfit"
+        assert "cache.block_size is 64" in entry["reason"] and "32" in entry["reason"]
+        assert entry["reason"] in misfit.tail()
     finally:
-        path.unlink()
-    (entry,) = refused
-    assert entry["worker_id"] == "misfit"
-    assert "cache.block_size is 16" in entry["reason"] and "32" in entry["reason"]
+        misfit.stop()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

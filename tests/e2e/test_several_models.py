@@ -104,7 +104,7 @@ def test_each_answers_as_it_does_alone(pair: Pair, plain: Endpoint) -> None:
 def test_all_views_show_both(pair: Pair) -> None:
     models = {name: each["model"] for name, each in pair.endpoint.workers().items()}
     assert models == {"w0": "demo", "w1": "demo", OTHER: OTHER}
-    assert pair.endpoint.http.get("/mmrouter/index").json()["ranks"] == 3
+    assert pair.endpoint.http.get("/mmrouter/summary").json()["models"] == ["demo", OTHER]
     assert pair.endpoint.http.get("/health").status_code == 200
     page = pair.endpoint.http.get("/metrics").text
     for line in (

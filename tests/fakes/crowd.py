@@ -15,7 +15,7 @@ from typing import NamedTuple
 from backend_worker.plane.frontend_loads import Account, FrontendLoads
 from common.identity import RequestId, WorkerId
 from frontend.router.router import Router
-from frontend.router.selection import Reported
+from tests.fakes.reports import rank_report
 from tests.fakes.routing import Clock, request, worker
 
 PROMPT = 512
@@ -172,7 +172,11 @@ class Crowd:
         sums = total.active, total.prefill_tokens, total.decode_tokens
 
         def hear() -> None:
-            report = Reported(share.active, 0, share.prefill_tokens, share.decode_tokens)
+            report = rank_report(
+                active=share.active,
+                prefill_tokens=share.prefill_tokens,
+                decode_tokens=share.decode_tokens,
+            )
             if self._telling.subtracts:
                 (target,) = (one for one in frontend.router.roster.targets() if one[0] == name)
                 own, _ = frontend.router.load.shares(target)
@@ -180,7 +184,7 @@ class Crowd:
                 active, prefill, decode = (
                     max(0, its - ours) for its, ours in zip(sums, less, strict=True)
                 )
-                report = Reported(active, 0, prefill, decode)
-            frontend.router.load.reported(name, {0: report})
+                report = rank_report(active=active, prefill_tokens=prefill, decode_tokens=decode)
+            frontend.router.load.reported(name, [report])
 
         self._later(WAY_S, hear)

@@ -12,6 +12,7 @@ from vllm.distributed.kv_events import (
     KVEventBatch,
 )
 
+from backend_worker.kv_events.event_log import EventLog
 from common.identity import BlockHash
 from frontend.router.event_wire import END_OF_REPLAY
 
@@ -76,17 +77,24 @@ class Publisher:
     Args:
         buffer_steps: messages it keeps for replay.
         time: of its first message; each later one is a second younger.
+        keeps_account: of what it holds, as a worker does until that is too much.
     """
 
-    def __init__(self, buffer_steps: int = 100, time: float = 1000.0) -> None:
+    def __init__(
+        self, buffer_steps: int = 100, time: float = 1000.0, *, keeps_account: bool = False
+    ) -> None:
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer_steps)
+        self._log = EventLog(self._buffer) if keeps_account else None
         self._next = 0
         self._time = time
 
     def publish(self, *events: KVCacheEvent) -> tuple[bytes, bytes]:
         """The next message: sequence frame and payload."""
-        payload = encode(list(events), self._time)
-        return self.publish_raw(payload)
+        number, at = self._next, self._time
+        message = self.publish_raw(encode(list(events), at))
+        if self._log is not None:
+            self._log.published(number, message[1], KVEventBatch(ts=at, events=list(events)))
+        return message
 
     def publish_raw(self, payload: bytes) -> tuple[bytes, bytes]:
         """The next message with any payload."""
@@ -102,5 +110,12 @@ class Publisher:
 
     def replay(self, start: int) -> list[tuple[bytes, bytes]]:
         """The answer to a replay request, its end included."""
-        messages = [(frame(seq), payload) for seq, payload in self._buffer if seq >= start]
+        log = self._log
+        if log is None:
+            kept = [message for message in self._buffer if message[0] >= start]
+        else:
+            while (answer := log.answer(start)) is None:
+                log.work()
+            kept = answer
+        messages = [(frame(number), payload) for number, payload in kept]
         return [*messages, (END_OF_REPLAY, b"")]

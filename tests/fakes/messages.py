@@ -32,7 +32,6 @@ from common.request_plane.protocol import (
     Output,
     Outputs,
     Ping,
-    RankStatus,
     Status,
     Submit,
     Supply,
@@ -40,6 +39,7 @@ from common.request_plane.protocol import (
     ToWorker,
     Welcome,
 )
+from common.request_plane.step_sums import RankStatus
 from common.request_plane.wire import Codec
 from common.transfer.arena.layout import ArenaOffer
 from common.transfer.handshake import NixlOffer, TransferOffer, TransferReply

@@ -18,8 +18,8 @@ from frontend.router.decision import Decision
 from frontend.router.event_wire import Need, Stored
 from frontend.router.hashing.block_hasher import BlockHasher
 from frontend.router.inputs import EventSource, RoutingRequest
-from frontend.router.selection import Reported
 from tests.fakes.feeds import ScriptedFeeds
+from tests.fakes.reports import rank_report
 from tests.fakes.routing import BLOCK, NONE_HASH, worker
 from tests.simgpu.gpu import GpuModel
 
@@ -165,7 +165,7 @@ class SimFleet:
             await self.router.roster.add(
                 worker(
                     name,
-                    event_sources=(EventSource(0, "unused"),),
+                    event_sources=(EventSource(0, "unused", "unused"),),
                     max_num_seqs=engine.slots,
                     kv_tokens=10_000_000,
                     encoder_tokens=engine.encoder_tokens,
@@ -227,13 +227,13 @@ class SimFleet:
             if job.answered == job.answer_tokens:
                 engine.running.remove(job)
                 in_flight.finished(request_id, max(job.cached, 0))
-                waiting = Reported(waiting=len(engine.waiting))
-                self.router.load.reported(engine.name, {0: waiting})
+                waiting = rank_report(waiting=len(engine.waiting))
+                self.router.load.reported(engine.name, [waiting])
                 self.done.append(job)
                 job.ended(self.now)
         self._step(engine)
 
     def _report(self, engine: Engine) -> None:
         self.router.roster.stepped(engine.name, [engine.steps])
-        self.router.load.reported(engine.name, {0: Reported(waiting=len(engine.waiting))})
+        self.router.load.reported(engine.name, [rank_report(waiting=len(engine.waiting))])
         self.at(self.now + REPORT_S, lambda: self._report(engine))

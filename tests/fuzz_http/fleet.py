@@ -91,7 +91,7 @@ class Fleet:
         port = free_port()
         command = [
             sys.executable, "-m", "tests.fuzz_http.watched_frontend", str(self._meter_path),
-            f"--discovery-dir={cards}", f"--port={port}", "--mm-arena-gb=0.06",
+            f"--discovery={cards}", f"--port={port}", "--mm-arena-gb=0.06",
             *kind.frontend, *flags,
         ]  # fmt: skip
         self.frontend = HttpServer(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import zmq
 import zmq.asyncio
+from vllm.config import KVEventsConfig
 from vllm.distributed.kv_events import EventPublisherFactory, KVEventBatch
 from zmq.utils import z85
 
@@ -309,4 +310,9 @@ def test_events_on_loopback_or_off_need_none(monkeypatch: pytest.MonkeyPatch) ->
     unkeyed = fleet_events(config, None, None)
     assert isinstance(unkeyed, FleetEventsConfig)
     assert not unkeyed.key_file
+    one = KVEventsConfig(
+        enable_kv_cache_events=True, publisher="zmq", endpoint="tcp://127.0.0.1:5557"
+    )
+    ported = fleet_events(one, None, None)
+    assert ported is not None and ported.replay_endpoint, "frontends ask there for what they missed"
     assert fleet_events(None, None, None) is None

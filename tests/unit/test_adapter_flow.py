@@ -12,7 +12,8 @@ from common.errors import NoWorkerError
 from common.identity import WorkerId
 from common.request_plane.card import Adapter
 from common.request_plane.operations import Operation
-from common.request_plane.protocol import HeldAdapter, RankStatus, Status
+from common.request_plane.protocol import HeldAdapter, Status
+from common.request_plane.step_sums import RankStatus
 from frontend.http.operator.operate import Operating, operate_routes
 from frontend.http.operator.status import FleetStatus, status_routes
 from frontend.http.operator.status import Status as FrontendStatus

@@ -18,6 +18,7 @@ from common.request_plane.fleet_sockets import check_card
 from common.transfer.handshake import TransferOffer, TransferReply, parse_offer, parse_reply
 from common.transfer.inline import InlineReceiver
 from common.transfer.metadata import (
+    MAX_ENVELOPE_BYTES,
     InlineMetadata,
     NixlMetadata,
     ReferenceMetadata,
@@ -110,7 +111,7 @@ def test_transfer_metadata(content: bytes) -> None:
 async def test_inline_items(data: st.DataObject) -> None:
     metadata = InlineMetadata(
         mm_hash=H,
-        envelope_size=data.draw(st.integers(0, 2**63 - 1)),
+        envelope_size=data.draw(st.integers(0, MAX_ENVELOPE_BYTES)),
         buffer_sizes=tuple(data.draw(st.lists(st.integers(0, 2**63 - 1), max_size=3))),
         first_frame=data.draw(st.integers(0, 5) | st.integers(0, 2**63 - 1)),
     )

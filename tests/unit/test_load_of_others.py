@@ -24,13 +24,12 @@ from common.request_plane.protocol import (
     FailureKind,
     Hello,
     Output,
-    RankStatus,
     Status,
     Submit,
     ToFrontend,
     ToWorker,
 )
-from common.request_plane.step_sums import StepSums
+from common.request_plane.step_sums import RankStatus, StepSums
 from common.request_plane.wire import Codec
 from common.transfer.handshake import TransferOffer
 from common.transfer.transports import receivers

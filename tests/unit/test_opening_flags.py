@@ -27,19 +27,19 @@ OPEN_NOTHING = {
         --body-memory-mb --body-timeout --chat-template --chat-template-content-format
         --cohere-format --cohere-is-reasoning-model --config --default-chat-template-kwargs
         --disable-access-log-for-endpoints --disable-fastapi-docs --disable-uvicorn-access-log
-        --discovery --discovery-dir --drain-timeout --enable-auto-tool-choice
+        --discovery --drain-timeout --enable-auto-tool-choice
         --enable-force-include-usage --enable-offline-docs --enable-ssl-refresh
         --exclude-tools-when-tool-choice-none --fingerprint-mode --fingerprint-value
-        --fleet-key-file --head-timeout --hf-token --isolate-api-keys --key-share --log-format
+        --fleet-key-file --hf-token --isolate-api-keys --key-share --log-format
         --log-level --max-body-mb --max-choices --max-connections --max-inflight --max-log-len
         --max-models --max-pooling-inputs --media-cache-mb --media-decode-timeout
         --media-decoding-megapixels --media-held-mb --media-max-mb --media-max-per-request
-        --media-max-pixels --media-max-redirects --media-max-request-mb
-        --media-max-request-megapixels --media-max-video-pixels --media-timeout --migration-limit
-        --mm-arena-gb --mm-processor-cache-gb --nvtx --output-timeout --pooling-inputs
-        --pooling-memory-mb --port --preprocess-queue --preprocess-workers --processes
+        --media-max-pixels --media-max-request-mb
+        --media-max-request-megapixels --media-timeout --migration-limit
+        --mm-arena-gb --mm-processor-cache-gb --nvtx --output-timeout
+        --pooling-memory-mb --port --preprocess-workers --processes
         --reasoning-effort-map --reasoning-parser --renderer-num-workers --request-timeout
-        --response-role --retry-budget --return-tokens-as-token-ids
+        --response-role --return-tokens-as-token-ids
         --router-busy-blocks-fraction --router-busy-prefill-tokens --router-eject-base
         --router-mode --router-stall --send-timeout --served-model-name
         --shutdown-timeout --sse-keep-alive-interval --ssl-ca-certs --ssl-cert-reqs --ssl-certfile
@@ -60,7 +60,7 @@ OPEN_NOTHING = {
         --dcp-q-replicate --decode-context-parallel-size --device-ids --diffusion-config
         --disable-cascade-attn --disable-chunked-mm-input --disable-custom-all-reduce
         --disable-hybrid-kv-cache-manager --disable-log-stats --disable-nccl-for-dp-synchronization
-        --disable-sliding-window --discovery --discovery-dir --distributed-timeout-seconds
+        --disable-sliding-window --discovery --distributed-timeout-seconds
         --download-dir --dp-sync-interval --drain-timeout --dtype --ec-manager-config
         --elastic-ep-max-dp-size --enable-batch-sharded-sampling --enable-chunked-prefill
         --enable-cumem-allocator --enable-dbo --enable-ep-weight-filter --enable-eplb

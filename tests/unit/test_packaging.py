@@ -92,7 +92,7 @@ def test_its_commands_run_from_the_wheel(wheel: Path, command: str, tmp_path: Pa
     assert version.startswith("mmrouter 0.")
     assert "vLLM 0." in version
     where = run(
-        sys.executable, "-c", "from common.cli import early_flags; print(early_flags.__file__)",
+        sys.executable, "-c", "from common.cli import known_flags; print(known_flags.__file__)",
         PYTHONPATH=str(tmp_path),
     )  # fmt: skip
     assert where.startswith(str(tmp_path))
@@ -154,6 +154,19 @@ def test_without_vllm_a_command_says_so(alone: Path, command: str) -> None:
         assert said.returncode == 1
         assert said.stderr.startswith("error: vLLM is not installed here: pip install")
         assert said.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "module", ["frontend", "backend_worker", "common.launcher", "common.cli.mmrouter"]
+)
+def test_without_its_dependencies_a_command_says_so(module: str) -> None:
+    said = subprocess.run(
+        [sys.executable, "-S", "-m", module, "--help"],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": ""}, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert (said.returncode, said.stdout) == (1, "")
+    assert said.stderr.startswith("error: mmrouter is here without packages that it needs (")
+    assert said.stderr.count("\n") == 1
 
 
 def test_nobody_is_told_to_install_a_strangers_package() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from common.cli.known_flags import KnownFlags
+from common.launcher.options import OPTIONS
 from setup.links import ROOT, pages
 
 FENCE = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -19,6 +20,9 @@ OF_A_PROCESS = {
     "backend_worker": "worker",
     "mmrouter-frontend": "frontend",
     "mmrouter-worker": "worker",
+    "doctor": "frontend",
+    "worker": "worker",
+    "up": "",
 }
 
 
@@ -43,6 +47,8 @@ def targets() -> set[str]:
 
 @cache
 def flags(process: str) -> frozenset[str]:
+    if process == "up":
+        return flags("frontend") | flags("worker") | frozenset(OPTIONS)
     known = KnownFlags.of(OF_A_PROCESS[process])
     assert known is not None
     return known.flags
@@ -77,7 +83,8 @@ def test_each_script_exists() -> None:
 def test_each_flag_of_a_process_exists() -> None:
     seen = 0
     for page, words in commands():
-        at = words.index("-m") + 1 if words[0] in PYTHON and words[1:2] == ["-m"] else 0
+        module = words[0] in PYTHON and words[1:2] == ["-m"]
+        at = 2 if module else int(words[0].rpartition("/")[2] == "mmrouter")
         process = words[at].rpartition("/")[2]
         if process in OF_A_PROCESS:
             for word in words[at:]:

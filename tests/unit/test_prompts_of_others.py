@@ -23,11 +23,11 @@ from common.request_plane.protocol import (
     Failed,
     FailureKind,
     MediaPart,
-    RankStatus,
     Status,
     Submit,
     ToFrontend,
 )
+from common.request_plane.step_sums import RankStatus
 from common.request_plane.wire import Codec
 from common.transfer.handshake import TransferOffer
 from common.transfer.transports import receivers

@@ -44,13 +44,13 @@ from common.request_plane.protocol import (
     Output,
     Outputs,
     Ping,
-    RankStatus,
     Status,
     Submit,
     ToFrontend,
     ToWorker,
     Welcome,
 )
+from common.request_plane.step_sums import RankStatus
 from common.request_plane.wire import Codec
 from common.transfer.handshake import TransferOffer, TransferReply
 from common.transfer.shm import ShmReceiver

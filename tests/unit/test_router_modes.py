@@ -50,12 +50,6 @@ def test_a_list_has_every_mode_and_no_other(name: str) -> None:
     assert names(found) == MODES, f"list each mode in {name}"
 
 
-def test_the_launch_script_starts_every_mode_and_no_other() -> None:
-    script = read("examples/launch/agg_multimodal_router.sh")
-    (taken,) = re.findall(r"^one_of ROUTER_MODE (.+)$", script, re.MULTILINE)
-    assert set(taken.split()) == MODES, "list each mode behind `one_of ROUTER_MODE`"
-
-
 def test_the_page_on_routing_describes_the_table() -> None:
     section = read("docs/routing.md").partition("\n## Modes\n")[2].partition("\n## ")[0]
     described = {mode.value: mode.description for mode in BuiltInMode}

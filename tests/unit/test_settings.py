@@ -84,13 +84,11 @@ class Odd(FlagSettings):
     flag_group: ClassVar[str] = "odd"
     flag_prefix: ClassVar[str] = "odd-"
     variables: ClassVar[dict[str, str]] = {"quiet": "ODD"}
-    alternatives: ClassVar[frozenset[str]] = frozenset({"one", "other"})
 
     share: float = Field(0.25, gt=0.0, le=1.0, description="100% at most")
     pause_s: float = Field(2.0, description="how long")
     quiet: bool = Field(False, description="without a flag")
     one: str | None = Field(None, description="a way")
-    other: str | None = Field(None, description="another way")
 
 
 def odd(*argv: str, **environ: str) -> Odd:
@@ -115,11 +113,5 @@ def test_a_variable_without_a_flag() -> None:
     assert not odd(MMROUTER_ODD_QUIET="1").quiet
 
 
-def test_of_alternatives_one_may_be_given_and_a_flag_beats_all_variables() -> None:
-    assert odd("--odd-one", "a", MMROUTER_ODD_OTHER="b") == Odd(one="a")
-    assert odd("--odd-one", "a", MMROUTER_ODD_ONE="c", MMROUTER_ODD_OTHER="b") == Odd(one="a")
-    assert odd(MMROUTER_ODD_OTHER="b") == Odd(other="b")
-    with pytest.raises(ConfigurationError, match=r"^--odd-one and --odd-other say the same thing"):
-        odd("--odd-one", "a", "--odd-other", "b")
-    with pytest.raises(ConfigurationError, match=r"^MMROUTER_ODD_ONE and MMROUTER_ODD_OTHER"):
-        odd(MMROUTER_ODD_ONE="a", MMROUTER_ODD_OTHER="b")
+def test_a_flag_beats_its_variable() -> None:
+    assert odd("--odd-one", "a", MMROUTER_ODD_ONE="c") == Odd(one="a")

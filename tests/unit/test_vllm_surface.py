@@ -35,6 +35,7 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
 from vllm.model_executor import models
 from vllm.multimodal import image
+from vllm.multimodal.audio import resample_audio_torchaudio
 from vllm.multimodal.cache.base import BaseMultiModalProcessorCache
 from vllm.multimodal.inputs import MultiModalFlatField
 from vllm.multimodal.media import (
@@ -417,6 +418,7 @@ def test_decoders_are_where_they_are_guarded() -> None:
     """See common/media/decoder_guard.py and frontend/fetch/video_limit.py."""
     assert "av.open(path)" in inspect.getsource(audio.load_audio_pyav)
     assert "AudioDecoder is None" in inspect.getsource(audio.load_audio_torchcodec)
+    assert "_get_torchaudio_resampler(" in inspect.getsource(resample_audio_torchaudio)
     assert "VideoDecoder(" in inspect.getsource(
         torchcodec.TorchCodecVideoBackendMixin.make_torchcodec_decoder
     )

@@ -116,18 +116,12 @@ class EtcdClient:
         self._old: list[grpc.aio.Channel] = []
         self._connecting = asyncio.Lock()
 
-    async def read(self, prefix: bytes) -> tuple[int, list[Stored]]:
-        """All keys that begin with a prefix, and the revision at which they were these."""
-        for _ in range(READS - 1):
-            try:
-                return await self._read(prefix)
-            except EtcdRefusedError as error:
-                if not error.forgotten:
-                    raise
-        return await self._read(prefix)
+    async def read(self, prefix: bytes) -> AsyncGenerator[tuple[int, list[Stored]], None]:
+        """All keys that begin with a prefix, page by page, each with the revision at which they
+        were these.
 
-    async def _read(self, prefix: bytes) -> tuple[int, list[Stored]]:
-        found: list[Stored] = []
+        Raises EtcdRefusedError: etcd may forget the revision meanwhile.
+        """
         start, revision = prefix, 0
         while True:
             request = rpc.RangeRequest(
@@ -135,9 +129,9 @@ class EtcdClient:
             )
             answer = await self._call(lambda member: member.kv.Range, request)
             revision = revision or answer.header.revision
-            found += (Stored(each.key, each.value) for each in answer.kvs)
+            yield revision, [Stored(each.key, each.value) for each in answer.kvs]
             if not answer.more:
-                return revision, found
+                return
             start = answer.kvs[-1].key + b"\0"
 
     async def grant(self, lease: int, ttl_s: int) -> None:

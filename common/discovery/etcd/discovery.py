@@ -9,17 +9,23 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
-from urllib.parse import SplitResult, parse_qsl, unquote
+from urllib.parse import SplitResult, unquote
 
 from common.aio.supervised import is_cancelled
-from common.discovery.base import RENEW_S, Discovery, RenewedPublisher, StreamWatcher
-from common.discovery.etcd.client import EtcdAccess, EtcdClient, EtcdRefusedError, Stored
-from common.discovery.sealed_cards import KnownCard, seal
+from common.discovery.base import RENEW_S, Discovery, RenewedPublisher, StreamWatcher, options_of
+from common.discovery.etcd.client import (
+    READS,
+    EtcdAccess,
+    EtcdClient,
+    EtcdRefusedError,
+    Stored,
+)
+from common.discovery.sealed_cards import NO_ROOM, CardRoom, KnownCard, seal
 from common.errors import ConfigurationError, DiscoveryError
 from common.fleet_key import FleetKey
 from common.identity import Incarnation, WorkerId
 from common.observability.telemetry import DISCOVERY_ERRORS
-from common.request_plane.card import WorkerCard
+from common.request_plane.card import CARD_LIMITS, WorkerCard
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +50,10 @@ def named_by(prefix: str, key: bytes) -> tuple[WorkerId, Incarnation] | None:
         return None
     return WorkerId(worker_id), Incarnation(incarnation)
 
+
+MAX_ODD: Final = 1000  # keys that are no cards and are remembered, each to be said once
+
+_ENOUGH: Final = CARD_LIMITS.most_bytes + 1
 
 LEASE_S: Final = 10
 """After so long without a renewal etcd deletes a card. It may take longer, never less."""
@@ -149,49 +159,63 @@ class EtcdCardWatcher(StreamWatcher):
         self._prefix = prefix
         self._known: dict[bytes, KnownCard] = {}
         self._odd: set[bytes] = set()
+        self._room = CardRoom()
 
     async def _close(self) -> None:
         await self._client.close()
 
     async def _watched(self) -> AsyncGenerator[None, None]:
         prefix = f"{self._prefix}/".encode()
-        revision, found = await self._client.read(prefix)
+        for left in reversed(range(READS)):
+            revision, present = 0, set[bytes]()
+            try:
+                async with contextlib.aclosing(self._client.read(prefix)) as pages:
+                    async for revision, found in pages:  # noqa: B007
+                        present.update(each.key for each in found)
+                        for each in found:
+                            self._note(each)
+                break
+            except EtcdRefusedError as error:
+                if not (error.forgotten and left):
+                    raise
         self.has_read = True
-        present = {each.key for each in found}
         self._odd &= present
         for name in self._known.keys() - present:
             self._note(Stored(name, None))
-        for each in found:
-            self._note(each)
-        self._note_success()
+        self.note_success()
         yield
         async with contextlib.aclosing(self._client.watch(prefix, revision + 1)) as watched:
             async for events in watched:
                 for each in events:
                     self._note(each)
-                self._note_success()
+                self.note_success()
                 yield
-
-    def _note_success(self) -> None:
-        self.backoff.reset()
-        self.problems.clear()
+                if self._room.is_worth_a_look():
+                    return  # to be read again
 
     def _note(self, stored: Stored) -> None:
         if stored.value is None:
             self._odd.discard(stored.key)
+            self._room.give_back(stored.key)
             known = self._known.pop(stored.key, None)
             self.tell(None if known is None else known.end())
-        elif (named := named_by(self._prefix, stored.key)) is not None:
-            known = self._known.setdefault(stored.key, KnownCard(*named))
-            self.tell(known.look(stored.value, self.key)[1])
-        elif stored.key not in self._odd:
-            self._odd.add(stored.key)
-            DISCOVERY_ERRORS.labels("name").inc()
-            logger.warning(
-                "key %r is skipped: it is not named %s/WORKER_ID/INCARNATION",
-                stored.key,
-                self._prefix,
+        elif (named := named_by(self._prefix, stored.key)) is None:
+            self._note_odd(
+                stored.key, "name", f"it is not named {self._prefix}/WORKER_ID/INCARNATION"
             )
+        # Of a value that is too large as much is kept as says so.
+        elif not self._room.take(stored.key, len(value := stored.value[:_ENOUGH])):
+            self._note_odd(stored.key, "size", NO_ROOM)
+        else:
+            self._odd.discard(stored.key)
+            known = self._known.setdefault(stored.key, KnownCard(*named))
+            self.tell(known.look(value, self.key)[1])
+
+    def _note_odd(self, key: bytes, reason: str, what: str) -> None:
+        if key not in self._odd and len(self._odd) < MAX_ODD:
+            self._odd.add(key)
+            DISCOVERY_ERRORS.labels(reason).inc()
+            logger.warning("key %.200r is skipped: %s", key, what)
 
 
 _ENDPOINT: Final = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
@@ -221,7 +245,7 @@ class EtcdDiscovery(Discovery):
         prefix = unquote(url.path, errors="strict").rstrip("/")
         if not prefix or url.fragment or not prefix.isprintable():
             raise ConfigurationError("it names no prefix, such as /mmrouter")
-        return cls(_access(endpoints, url.query), prefix)
+        return cls(_access(endpoints, options_of(url, _OPTIONS)), prefix)
 
     def __str__(self) -> str:
         return f"etcd://{','.join(self.access.endpoints)}{self.prefix}"
@@ -235,19 +259,7 @@ class EtcdDiscovery(Discovery):
         return EtcdCardWatcher(EtcdClient(self.access), self.prefix, key)
 
 
-def _access(endpoints: list[str], query: str) -> EtcdAccess:
-    given = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
-    options = dict(given)
-    if len(options) < len(given):
-        raise ConfigurationError("it has an option twice")
-    if unknown := options.keys() - set(_OPTIONS):
-        raise ConfigurationError(
-            f"it has no option {sorted(unknown)[0]!r}, only {', '.join(_OPTIONS)}"
-        )
-    if empty := sorted(name for name, value in options.items() if not value):
-        raise ConfigurationError(f"its option {empty[0]!r} is empty")
-    if odd := sorted(name for name, value in options.items() if "\0" in value):
-        raise ConfigurationError(f"its option {odd[0]!r} names no file")
+def _access(endpoints: list[str], options: dict[str, str]) -> EtcdAccess:
     for one, needed in (
         ("certificate", "key"),
         ("key", "certificate"),

@@ -10,17 +10,16 @@ import math
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 from urllib.parse import SplitResult, unquote_to_bytes
 
-from common.discovery.base import RENEW_S, CardChange, CardWatcher, Discovery
+from common.discovery.base import RENEW_S, Discovery, StreamWatcher
 from common.discovery.file.files import Entry, Odd, Version, named_by, opened, read
 from common.discovery.file.publisher import FileCardPublisher
-from common.discovery.sealed_cards import KnownCard
+from common.discovery.sealed_cards import NO_ROOM, CardRoom, KnownCard
 from common.errors import ConfigurationError, DiscoveryError
 from common.fleet_key import FleetKey
 from common.observability.telemetry import DISCOVERY_ERRORS
@@ -50,7 +49,7 @@ class _Seen:
     problem: str = ""
 
 
-class FileCardWatcher(CardWatcher):
+class FileCardWatcher(StreamWatcher):
     """Polls a directory for cards. The directory need not exist yet."""
 
     def __init__(
@@ -61,22 +60,21 @@ class FileCardWatcher(CardWatcher):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Cards that aren't sealed with the fleet's key are refused."""
+        super().__init__(key)
         self._directory = directory
-        self._key = key
         self._clock = clock
         self._files: dict[str, _Seen] = {}
-        self._pending: deque[CardChange] = deque()
+        self._room = CardRoom()
+        self._left_out = False
         self._one_at_a_time = threading.Lock()  # a look goes on if its iteration is cancelled
         self._looked_at: float | None = None  # monotonic seconds; None before the first time
-        self._problem = ""
 
-    async def changes(self) -> AsyncIterator[CardChange]:
+    async def _watched(self) -> AsyncGenerator[None, None]:
         while True:
-            while self._pending:
-                yield self._pending.popleft()
             await asyncio.to_thread(self._look)
-            if not self._pending:
-                await asyncio.sleep(POLL_S)
+            self.note_success()
+            yield
+            await asyncio.sleep(POLL_S)
 
     def _look(self) -> None:
         """Note what has changed since the last look. Runs in a thread."""
@@ -84,22 +82,15 @@ class FileCardWatcher(CardWatcher):
             self._look_once()
 
     def _look_once(self) -> None:
-        now, first = self._clock(), self._looked_at is None
+        now, first = self._clock(), not self.has_read
         passed = 0.0 if self._looked_at is None else min(now - self._looked_at, LONGEST_LOOK_S)
+        self._looked_at = now  # leases stand still while nothing can be read
         try:
             found = self._first_read() if first else self._read()
-        except (OSError, DiscoveryError) as error:
-            if first:
-                raise DiscoveryError(f"no cards can be read: {error}") from error
-            # Leases stand still meanwhile.
-            DISCOVERY_ERRORS.labels("listing").inc()
-            if str(error) != self._problem:
-                self._problem = str(error)
-                logger.error("no cards can be read, the last ones stay: %s", error)
-            self._looked_at = now
-            return
-        self._problem = ""
-        self._looked_at = now
+        except OSError as error:
+            raise DiscoveryError(str(error)) from error
+        self.has_read = True
+        self._room.keep_only(found)
         for name in self._files.keys() - found.keys():
             self._end(self._files.pop(name))
         for name, entry in found.items():
@@ -120,13 +111,31 @@ class FileCardWatcher(CardWatcher):
         found: dict[str, Entry | Odd] = {}
         # Without the directory there are no cards; workers make it again.
         with contextlib.suppress(FileNotFoundError), opened(self._directory) as directory:
-            for name in os.listdir(directory):  # noqa: PTH208  # a descriptor
-                if name.startswith(".") or not name.endswith(".json"):
-                    continue
-                seen = self._files.get(name)
-                with contextlib.suppress(FileNotFoundError):  # withdrawn meanwhile
-                    found[name] = read(directory, name, None if seen is None else seen.version)
+            names = os.listdir(directory)  # noqa: PTH208  # a descriptor
+            # Those that are known first, so that no others take their room.
+            for name in sorted(names, key=lambda name: name not in self._files):
+                if not name.startswith(".") and name.endswith(".json"):
+                    with contextlib.suppress(FileNotFoundError):  # withdrawn meanwhile
+                        self._read_one(directory, name, found)
+        self._say_left_out()
         return found
+
+    def _read_one(self, directory: int, name: str, found: dict[str, Entry | Odd]) -> None:
+        seen = self._files.get(name)
+        if seen is None and self._room.is_full:
+            self._room.left_out = True
+            return
+        entry = read(directory, name, None if seen is None else seen.version)
+        size = entry.version.size if isinstance(entry, Entry) else 0
+        if self._room.take(name, size):
+            found[name] = entry
+
+    def _say_left_out(self) -> None:
+        left_out, self._room.left_out = self._room.left_out, False
+        if left_out and not self._left_out:
+            DISCOVERY_ERRORS.labels("size").inc()
+            logger.warning("files in %s are skipped: %s", self._directory, NO_ROOM)
+        self._left_out = left_out
 
     def _judge(self, name: str, seen: _Seen, entry: Entry | Odd) -> None:
         if isinstance(entry, Odd):
@@ -146,15 +155,14 @@ class FileCardWatcher(CardWatcher):
         alive = seen.version is not None or math.isfinite(seen.unrenewed_s)
         seen.version = entry.version
         seen.known = seen.known or KnownCard(*named_by(name))
-        renewed, change = seen.known.look(entry.content, self._key, alive=alive)
+        renewed, change = seen.known.look(entry.content, self.key, alive=alive)
         if renewed:
             seen.unrenewed_s = 0.0
-        if change is not None:
-            self._pending.append(change)
+        self.tell(change)
 
     def _end(self, seen: _Seen) -> None:
-        if seen.known is not None and (change := seen.known.end()) is not None:
-            self._pending.append(change)
+        if seen.known is not None:
+            self.tell(seen.known.end())
 
 
 @dataclass(frozen=True)

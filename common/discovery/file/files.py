@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from common.errors import DiscoveryError
 from common.identity import Incarnation, WorkerId
+from common.request_plane.card import CARD_LIMITS
 
 _MOST_LINKS: Final = 40
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
@@ -56,7 +57,7 @@ def open_private(path: Path, *, create: bool) -> int:
             if not todo:
                 raise DiscoveryError(
                     f"cards in {path} can't be trusted: it is a symbolic link; name the "
-                    "directory itself with --discovery-dir"
+                    "directory itself with --discovery"
                 )
             if not _is_trusted(status.st_uid):
                 raise _refusal(path, f"{at} is a symbolic link of user {status.st_uid}")
@@ -121,12 +122,10 @@ def _described(at: Path, status: os.stat_result) -> str:
 def _refusal(path: Path, what: str) -> DiscoveryError:
     return DiscoveryError(
         f"cards in {path} can't be trusted: {what}, so others could put workers into this "
-        "fleet; use a directory that only you can write to, with --discovery-dir, or take "
+        "fleet; use a directory that only you can write to, with --discovery, or take "
         "their right to write away with chmod go-w"
     )
 
-
-MAX_CARD_BYTES: Final = 1 << 20
 
 CARD_NAME: Final = re.compile(
     r"([A-Za-z0-9][A-Za-z0-9._-]{0,127})\.([A-Za-z0-9][A-Za-z0-9_-]{0,63})\.json"
@@ -184,13 +183,13 @@ def read(directory: int, name: str, known: Version | None) -> Entry | Odd:
                 f"it belongs to user {status.st_uid} with mode {stat.S_IMODE(status.st_mode):o}, "
                 "so others could have written it",
             )
-        if status.st_size > MAX_CARD_BYTES:
+        if status.st_size > CARD_LIMITS.most_bytes:
             return Odd("size", f"it has {status.st_size} bytes, more than a card may have")
         version = Version.of(status)
         if version == known:
             return Entry(version, b"")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
-            return Entry(version, file.read(MAX_CARD_BYTES))
+            return Entry(version, file.read(CARD_LIMITS.most_bytes))
     except OSError as error:
         return Odd("unreadable", f"it can't be read: {error.strerror}")
     finally:

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar, Final
-from urllib.parse import SplitResult, parse_qs, unquote
+from urllib.parse import SplitResult, unquote
 
-from common.discovery.base import CardPublisher, CardWatcher, Discovery
+from common.discovery.base import CardPublisher, CardWatcher, Discovery, options_of
 from common.discovery.kubernetes.leases import KubernetesAccess, Pod, check_namespace, labels_of
 from common.errors import ConfigurationError
 from common.fleet_key import FleetKey
@@ -38,7 +38,10 @@ class KubernetesDiscovery(Discovery):
         if url.fragment:
             raise ConfigurationError("a selector has no '#'")
         labels = labels_of(unquote(url.path, errors="strict").removeprefix("/"))
-        return cls(namespace, labels, _access(url.query))
+        options = options_of(url, _OPTIONS)
+        file = options.get("kubeconfig")
+        access = KubernetesAccess(None if file is None else Path(file), options.get("context"))
+        return cls(namespace, labels, access)
 
     def __str__(self) -> str:
         return f"kubernetes://{self.namespace}/{self.selector}"
@@ -63,18 +66,3 @@ class KubernetesDiscovery(Discovery):
 
         client = LeaseClient(self.access, self.namespace, self.selector)
         return KubernetesCardWatcher(client, key)
-
-
-def _access(query: str) -> KubernetesAccess:
-    options: dict[str, str] = {}
-    given = parse_qs(query, keep_blank_values=True, strict_parsing=bool(query))
-    for name, values in given.items():
-        if name not in _OPTIONS:
-            raise ConfigurationError(f"it has no option {name!r}, only {', '.join(_OPTIONS)}")
-        if len(values) > 1:
-            raise ConfigurationError("it has an option twice")
-        if not values[0] or "\0" in values[0]:
-            raise ConfigurationError(f"its option {name!r} is empty or no text")
-        options[name] = values[0]
-    file = options.get("kubeconfig")
-    return KubernetesAccess(None if file is None else Path(file), options.get("context"))

@@ -14,7 +14,7 @@ from typing import Final
 from common.discovery.base import StreamWatcher
 from common.discovery.kubernetes.client import KubernetesRefusedError, LeaseClient, Seen
 from common.discovery.kubernetes.leases import Lease
-from common.discovery.sealed_cards import KnownCard
+from common.discovery.sealed_cards import NO_ROOM, CardRoom, KnownCard
 from common.errors import DiscoveryError
 from common.fleet_key import FleetKey
 from common.observability.telemetry import DISCOVERY_ERRORS
@@ -26,8 +26,7 @@ LEASE_S: Final = 10.0  # a card whose Lease was not renewed for this long is voi
 LISTS: Final = 2
 """How many lists in a row have to say so, with an equal part of that time between them."""
 
-ROOM: Final = 256 << 20  # bytes of all cards that are remembered
-MOST_ODD: Final = 1000  # leases that are no cards and are remembered, each to be said once
+MAX_ODD: Final = 1000  # leases that are no cards and are remembered, each to be said once
 
 
 @dataclass
@@ -68,7 +67,7 @@ class KubernetesCardWatcher(StreamWatcher):
         self._client = client
         self._clock = clock
         self._held: dict[str, _Held] = {}
-        self._bytes = 0
+        self._room = CardRoom()
         self._odd: set[str] = set()
         self._look_at = 0.0
         self._to_list = False
@@ -147,7 +146,7 @@ class KubernetesCardWatcher(StreamWatcher):
     def _forget(self, name: str) -> None:
         held = self._held.pop(name, None)
         if held is not None:
-            self._bytes -= len(held.known.content or b"")
+            self._room.give_back(name)
             self.tell(held.known.end())
 
     def _note(self, lease: Lease, *, at_first_sight: bool = False) -> None:
@@ -157,9 +156,8 @@ class KubernetesCardWatcher(StreamWatcher):
             return
         content = lease.card
         held = self._held.get(lease.name)
-        grows = len(content) - (len(held.known.content or b"") if held is not None else 0)
-        if self._bytes + grows > ROOM:
-            self._note_odd(lease.name, "size", "there is no room for more cards")
+        if not self._room.take(lease.name, len(content)):
+            self._note_odd(lease.name, "size", NO_ROOM)
             return
         if held is None:
             held = _Held(KnownCard(*whose), lease.renewed, not at_first_sight, self._clock())
@@ -171,14 +169,13 @@ class KubernetesCardWatcher(StreamWatcher):
             held.alive = held.alive or renewed
         if not renewed and content == held.known.content:
             return
-        self._bytes += grows
         usable, change = held.known.look(content, self.key, alive=held.alive)
         if renewed and usable:
             held.since, held.missed = self._clock(), 0
         self.tell(change)
 
     def _note_odd(self, name: str, reason: str, what: str) -> None:
-        if name not in self._odd and len(self._odd) < MOST_ODD:
+        if name not in self._odd and len(self._odd) < MAX_ODD:
             self._odd.add(name)
             DISCOVERY_ERRORS.labels(reason).inc()
             logger.warning("Lease %s in %s is skipped: %s", name, self._client.namespace, what)

@@ -11,6 +11,7 @@ import mmap
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,9 @@ from common.transfer.arena.layout import (
 logger = logging.getLogger(__name__)
 
 SHARED_MEMORY: Final = Path("/dev/shm")
+
+_CAREFULLY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+"""Any user of the host can put something else under a name there. A pipe would be waited for."""
 
 
 def new_name() -> str:
@@ -55,11 +59,10 @@ def create(path: Path, size: int) -> int:
     except OSError as error:
         path.unlink(missing_ok=True)
         os.close(descriptor)
-        reason = (
-            "there is not that much room"
-            if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG)
-            else str(error)
-        )
+        reason = str(error)
+        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            free = shutil.disk_usage(path.parent).free / 1e9
+            reason = f"there is not that much room, {free:.2f} GB are free (--mm-arena-gb)"
         raise ArenaUnavailableError(
             f"can't allocate an arena of {size / 1e9:.2f} GB in {path.parent}: {reason}"
         ) from error
@@ -73,7 +76,7 @@ def open_to_map(path: Path, *, writable: bool) -> int:
     """
     mode = os.O_RDWR if writable else os.O_RDONLY
     try:
-        return os.open(path, mode | os.O_NOFOLLOW | os.O_CLOEXEC)
+        return os.open(path, mode | _CAREFULLY)
     except OSError as error:
         raise ArenaUnavailableError(f"can't open the arena: {error}") from error
 
@@ -111,7 +114,7 @@ def _remove_unlocked(path: Path) -> bool:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | _CAREFULLY)
     try:
         yield descriptor
     finally:
@@ -157,7 +160,7 @@ class ArenaMapping:
         path = directory / offer.name
         try:
             mode = os.O_RDWR if writable else os.O_RDONLY
-            descriptor = os.open(path, mode | os.O_NOFOLLOW | os.O_CLOEXEC)
+            descriptor = os.open(path, mode | _CAREFULLY)
         except OSError as error:
             raise ArenaUnavailableError(f"can't open the arena {path}: {error}") from error
         try:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from common.aio.cleanup import undo_on_error
-from common.errors import ArenaUnavailableError, CorruptSegmentError
+from common.errors import ArenaFullError, ArenaUnavailableError, CorruptSegmentError
 from common.transfer.arena import HEAD_SIZE, HEADER_SIZE, check_head, check_header, copy_bytes
 from common.transfer.base import Received
 from common.transfer.checksum import PIECE, Checksum, piece_starts
@@ -21,6 +21,55 @@ from common.transfer.nixl_processes import NixlNetwork
 _PIECES_PER_ITEM: Final = 8
 """Reads of one item that go on at the same time: over TCP the bytes of a second one follow at once
 where the first would be waited for from end to end."""
+
+
+MAX_OWN_BYTES: Final = 4 << 30
+"""Of all items together that find no room. A frontend says how long an item is, and its memory is
+touched before any of its bytes has come."""
+
+
+class _OwnMemory:
+    """Memory of items that find no room, got and given back in one thread: page faults of many at
+    once stall the event loop, and unmapping takes long."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="nixl-memory")
+        self._bytes = 0  # that thread's
+
+    async def room(self, size: int) -> Room:
+        """Raises ArenaFullError: there is not that much."""
+        loop = asyncio.get_running_loop()
+        memory = [await loop.run_in_executor(self._thread, self._get, size)]
+
+        def give_back() -> None:
+            memory.clear()
+            self._bytes -= size
+
+        def drop() -> None:
+            try:
+                self._thread.submit(give_back)
+            except RuntimeError:
+                memory.clear()  # this was closed
+
+        return Room(memory[0][:size], None, drop)
+
+    def _get(self, size: int) -> memoryview:
+        if self._bytes + size > MAX_OWN_BYTES:
+            raise ArenaFullError(
+                f"an item of {size} bytes finds no memory here: those that do not fit in "
+                f"what NIXL reads to have {self._bytes} bytes, and may have {MAX_OWN_BYTES}"
+            )
+        try:
+            memory = touched_memory(size)
+        except OSError as error:
+            raise ArenaFullError(
+                f"an item of {size} bytes finds no memory here: {error}"
+            ) from error
+        self._bytes += size
+        return memory
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False)
 
 
 class NixlReading:
@@ -47,8 +96,7 @@ class NixlReading:
         self._starting: asyncio.Task[None] | None = None
         self._link: ReaderLink | None = None
         self._closed = False
-        # One thread: page faults of many at once stall the event loop.
-        self._own_memory = ThreadPoolExecutor(1, thread_name_prefix="nixl-memory")
+        self._own_memory = _OwnMemory()
         self.on_lost: Callable[[], None] = lambda: None
 
     @property
@@ -122,6 +170,7 @@ class NixlReading:
 
         Raises:
             ArenaUnavailableError: it can't be read.
+            ArenaFullError: there is no memory for it here.
             StaleSegmentError: it was reclaimed.
             CorruptSegmentError: the bytes are not those that the frontend wrote.
         """
@@ -130,7 +179,7 @@ class NixlReading:
         room = (
             landing.rooms.take(layout.length)
             or self._copies.take(layout.length)
-            or await self._room_of_its_own(layout.length)
+            or await self._own_memory.room(layout.length)
         )
         # Not before all of its reads have ended.
         with undo_on_error(room.release):
@@ -142,18 +191,6 @@ class NixlReading:
             envelope, parts = layout.split(room.memory)
             item = decode(bytes(envelope), parts)
         return Received(metadata.mm_hash, item, on_release=room.release)
-
-    async def _room_of_its_own(self, size: int) -> Room:
-        loop = asyncio.get_running_loop()
-        memory = [await loop.run_in_executor(self._own_memory, touched_memory, size)]
-
-        def drop() -> None:
-            try:
-                self._own_memory.submit(memory.clear)  # unmapping takes long
-            except RuntimeError:
-                memory.clear()  # this was closed
-
-        return Room(memory[0][:size], None, drop)
 
     async def _fill(
         self, room: Room, landing: LandingArea, source: Source, found: Checksum
@@ -217,7 +254,7 @@ class NixlReading:
             await asyncio.gather(self._starting, return_exceptions=True)
         if self._link is not None:
             await self._link.close()
-        self._own_memory.shutdown(wait=False)
+        self._own_memory.close()
 
     @property
     def _started(self) -> ReaderLink:

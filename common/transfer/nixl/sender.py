@@ -12,7 +12,7 @@ from common.aio.cleanup import undo_on_error
 from common.errors import ArenaUnavailableError, ConfigurationError
 from common.identity import MmHash
 from common.transfer.arena import Arena, ArenaAccess, Lease
-from common.transfer.base import LateSender, MediaHandle, SentHook
+from common.transfer.base import MediaHandle, SentHook
 from common.transfer.checksum import checksum, new_key
 from common.transfer.handshake import NixlOffer, TransferOffer, TransferReply
 from common.transfer.metadata import NixlMetadata, Transport
@@ -177,8 +177,9 @@ class NixlSender(ArenaSender):
             self._own.close()
 
 
-class LateNixl(LateSender):
-    """A process that serves the arena, which takes a second to start."""
+class LateNixl:
+    """What makes a :class:`NixlSender` once a worker needs it: its process takes a second to
+    start."""
 
     transport: ClassVar[Transport] = "nixl"
 
@@ -187,6 +188,7 @@ class LateNixl(LateSender):
         self._network = network
 
     def reaches(self, terms: TransferReply) -> bool:
+        """Whether NIXL may lead to a worker, from where that says it is."""
         return (
             nixl_installed()
             and terms.could_nixl
@@ -194,6 +196,13 @@ class LateNixl(LateSender):
         )
 
     def start(self, given_up: Callable[[], bool] = lambda: False) -> NixlSender:
+        """Start it and wait for it, in a thread.
+
+        Args:
+            given_up: whether nobody waits for it any more; asked now and then.
+
+        Raises ConfigurationError: it can't be had here.
+        """
         try:
             return NixlSender(self._arena, self._network, given_up=given_up)
         except ConfigurationError as error:

@@ -82,6 +82,8 @@ class AdminGuard:
                 "this frontend from its own host, by its address or localhost, without a proxy"
             )
         answer = error_answer(message, HTTPStatus.FORBIDDEN)
+        if self._keys is not None:
+            answer.headers["www-authenticate"] = "Bearer"  # a key would help
         if arrival.has_body:
             answer.headers["connection"] = "close"  # it isn't read
         return answer

@@ -97,13 +97,11 @@ def _digest(key: str) -> bytes:
 
 
 class ApiKeyGuard:
-    """Lets in what carries one of the keys, or goes to an open path, and notes whose it is."""
+    """Let in what carries one of the keys, or goes to an open path, and note whose it is; if
+    ``isolate``, no two keys share anything that is kept.
+    """
 
     def __init__(self, keys: Keys, *, isolate: bool = False) -> None:
-        """
-        Args:
-            isolate: whether no two keys share anything that is kept.
-        """
         self._isolate = isolate
         self._keys = keys
 

@@ -32,22 +32,14 @@ class BodyReader:
     """What the bodies of all requests have in common."""
 
     def __init__(self, settings: HttpSettings, budget: TenantQuota) -> None:
-        """
-        Args:
-            budget: bytes of all bodies, from their first byte until they are let go.
-        """
+        """Count the bytes of all bodies, from the first until they are let go, in the budget."""
         self.largest = settings.max_body_bytes
         self.timeout_s = settings.body_timeout_s
         self.budget = budget
         REQUEST_BODY_BYTES.set_function(lambda: budget.taken)
 
     def check(self, headers: Headers) -> None:
-        """Refuse by its head what need not be read.
-
-        Raises:
-            BodyTooLargeError: it says that it is too large.
-            BodyEncodedError: it is compressed.
-        """
+        """Raise BodyTooLargeError or BodyEncodedError for a head whose body need not be read."""
         if int(headers.get("content-length", "0")) > self.largest:
             raise self.too_large()
         encoding = headers.get("content-encoding", "identity")
@@ -55,7 +47,6 @@ class BodyReader:
             raise BodyEncodedError("send the body as it is: no Content-Encoding is unpacked here")
 
     def too_large(self) -> BodyTooLargeError:
-        """The error of a body that is too large."""
         return BodyTooLargeError(
             f"the body is larger than the {self.largest / 2**20:g} MiB of --max-body-mb"
         )
@@ -113,10 +104,7 @@ class Admission:
     """Reads bodies, and gives requests their places."""
 
     def __init__(self, settings: HttpSettings, *, several_keys: bool = False) -> None:
-        """
-        Args:
-            several_keys: there is more than one API key, so none may take everything.
-        """
+        """Let no key take everything if there are ``several_keys``."""
         places, memory = settings.max_inflight, settings.body_memory_bytes
         share = settings.key_share if several_keys else 1.0
         self._places = TenantQuota("requests in flight", places, max(1, int(places * share)))

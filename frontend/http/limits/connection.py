@@ -26,6 +26,10 @@ from frontend.http.settings import HttpSettings
 
 logger = logging.getLogger(__name__)
 
+HEAD_S: Final = 10.0
+"""How long the head of a request, or a handshake of TLS, may take to arrive: honest ones take
+milliseconds, and one packet that is lost again and again seconds."""
+
 MOST_PIPELINED: Final = 128
 """Requests that are parsed on one connection before those before them are answered."""
 
@@ -168,7 +172,6 @@ class Connection(HttpToolsProtocol):
     # What the parser tells.
 
     def on_message_begin(self) -> None:
-        """A head begins."""
         if len(self.pipeline) >= MOST_PIPELINED:
             self._refusal = HTTPStatus.TOO_MANY_REQUESTS, "too many requests at once"
             raise ValueError("pipelined")
@@ -177,7 +180,6 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        """Some of the request line."""
         self._count(url)
         super().on_url(url)
 
@@ -188,7 +190,6 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The head is here."""
         self._in_head, self._in_body, self._aimless = False, True, 0
         self._idle.pop(self, None)
         if self._head_timer is not None:
@@ -201,12 +202,10 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Some of the body."""
         self._aimless = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is here as a whole."""
         self._in_body, self._aimless = False, 0
         super().on_message_complete()
 
@@ -284,14 +283,14 @@ class Connection(HttpToolsProtocol):
 
     def _expect_head(self) -> None:
         if self._head_timer is None and not self.transport.is_closing() and not self._lingering:
-            self._head_timer = self.loop.call_later(self._settings.head_timeout_s, self._head_late)
+            self._head_timer = self.loop.call_later(HEAD_S, self._head_late)
 
     def _head_late(self) -> None:
         self._head_timer = None
         if self._busy():
             return  # it is looked at again after that
         if self._in_head:
-            message = f"the head did not arrive within {self._settings.head_timeout_s:g} s"
+            message = f"the head did not arrive within {HEAD_S:g} s"
             self._refuse(HTTPStatus.REQUEST_TIMEOUT, message, "head timeout")
         else:
             self.transport.close()  # nothing was begun

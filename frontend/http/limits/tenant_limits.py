@@ -16,6 +16,10 @@ _LATER = "try again later"
 SHARE: Final = 4
 """Of the places, one request may have this part."""
 
+CALLS_AT_ONCE: Final = 16
+"""A call takes a millisecond of the event loop until a worker has it. A thousand that came at once,
+as those of 20 beam searches do at each token, kept others waiting for more than a second."""
+
 
 class TenantQuota:
     """Track usage of a shared amount, of which one API key may take a part only."""
@@ -68,6 +72,7 @@ class CallLimit:
         self._own = max(1, places // SHARE)
         self._of_a_tenant = of_a_tenant
         self._shared = asyncio.Semaphore(places)
+        self._turns = asyncio.Semaphore(CALLS_AT_ONCE)
         self._tenants: WeakValueDictionary[Tenant, asyncio.Semaphore] = WeakValueDictionary()
 
     @contextmanager
@@ -83,7 +88,8 @@ class CallLimit:
         if of_tenant is None:
             of_tenant = self._tenants[request.tenant] = asyncio.Semaphore(self._of_a_tenant)
         before = request.find(Batch)
-        request.put(Batch((asyncio.Semaphore(self._own), of_tenant, self._shared), keep))
+        places = (asyncio.Semaphore(self._own), of_tenant, self._shared)
+        request.put(Batch(places, keep, turns=self._turns))
         try:
             yield
         finally:

@@ -66,10 +66,6 @@ class PageReader:
     """
 
     def __init__(self, page: bytes, label: str, value: str) -> None:
-        """
-        Args:
-            value: of the label; any text.
-        """
         self.families: dict[str, Family] = {}
         self._lines = BytesIO(page)
         self._number = 0
@@ -80,11 +76,7 @@ class PageReader:
         self._name = ""
 
     def read(self, lines: int) -> bool:
-        """Read some lines; whether there are more.
-
-        Raises:
-            ExpositionError: something in them is no metric.
-        """
+        """Read some lines; return whether there are more. Raises ExpositionError."""
         read = 0
         for line in islice(iter(lambda: self._lines.readline(LONGEST_LINE + 1), b""), lines):
             read += 1
@@ -159,9 +151,7 @@ class Joined:
 
 async def read_page(page: bytes, label: str, value: str, into: Joined) -> None:
     """Add a page to others, with one more label on each sample and turns for other tasks between.
-
-    Raises:
-        ExpositionError: it is none, and nothing was added.
+    Raises ExpositionError, and adds nothing, if it is none.
     """
     reader = PageReader(page, label, value)
     while reader.read(_LINES):  # noqa: ASYNC110  # it is work, and no condition

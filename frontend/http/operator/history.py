@@ -1,13 +1,14 @@
-"""``/mmrouter/history``: how it went in the last minutes, for whoever begins to look only now.
+"""``/mmrouter/history``: requests, tokens and latencies of the last quarter of an hour, in steps.
 
-The steps of a quarter of an hour are kept, each the difference of two readings of the metrics.
+Each step is the difference of two readings of the metrics. Answers are counted here, by status.
 """
 
 import asyncio
 import logging
+import operator
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -16,13 +17,17 @@ from prometheus_client.metrics_core import Metric
 
 from common.observability.telemetry import (
     DECISIONS,
+    FIRST_TOKEN_S,
     INTER_TOKEN_LATENCY,
     PREDICTED_CACHED_TOKENS,
     PROMPT_TOKENS,
     REALISED_CACHED_TOKENS,
     TIME_TO_FIRST_TOKEN,
 )
+from frontend.asgi import Arrival, Message, Send
+from frontend.http.operator.app import is_for_operators
 from frontend.processes import Siblings
+from frontend.request_context import RequestContext
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +38,8 @@ STEPS: Final = 90
 """That are kept."""
 
 _TOPIC: Final = "history"
+
+_ERRORS: Final = ("status_429", "status_503", "status_4xx", "status_5xx", "broken")
 
 _NAMED: Final = 8
 """Workers that a line of the log names; more are added up."""
@@ -45,18 +52,28 @@ class Queue(NamedTuple):
     waiting: int
 
 
-class Totals(NamedTuple):
+class Totals(msgspec.Struct, frozen=True):
     """What was counted.
 
     Attributes:
+        ok: answers without an error.
+        status_429, status_503, status_4xx, status_5xx: errors; the last two are all others.
+        broken: answers that began with 200 and ended with an error.
         requests: decisions.
         output_tokens: of requests for one answer.
         prompt_tokens, predicted, realised: of prompts; of them, those that should have been, and
             that were, in a worker's cache.
         first_tokens: requests that got one.
         first_token_seconds: that they waited for it, added up.
+        first_token_within: how many waited no longer than each of ``FIRST_TOKEN_S``, and all.
     """
 
+    ok: float = 0.0
+    status_429: float = 0.0
+    status_503: float = 0.0
+    status_4xx: float = 0.0
+    status_5xx: float = 0.0
+    broken: float = 0.0
     requests: float = 0.0
     output_tokens: float = 0.0
     prompt_tokens: float = 0.0
@@ -64,23 +81,20 @@ class Totals(NamedTuple):
     realised: float = 0.0
     first_tokens: float = 0.0
     first_token_seconds: float = 0.0
+    first_token_within: tuple[float, ...] = (0.0,) * (len(FIRST_TOKEN_S) + 1)
+
+    def combined(self, other: "Totals", combine: Callable[[float, float], float]) -> "Totals":
+        mine, others = msgspec.structs.asdict(self), msgspec.structs.asdict(other)
+        within = map(combine, mine.pop("first_token_within"), others.pop("first_token_within"))
+        counts = {name: combine(count, others[name]) for name, count in mine.items()}
+        return Totals(**counts, first_token_within=tuple(within))
 
 
-class Step(msgspec.Struct, frozen=True):
-    """What was counted within a step; the counts are those of :class:`Totals`.
-
-    Attributes:
-        at: when it ended, in seconds since the epoch.
-    """
+class Step(NamedTuple):
+    """What was counted within a step, which ended ``at`` seconds since the epoch."""
 
     at: int
-    requests: float
-    output_tokens: float
-    prompt_tokens: float
-    predicted: float
-    realised: float
-    first_tokens: float
-    first_token_seconds: float
+    totals: Totals
 
 
 class History:
@@ -92,14 +106,10 @@ class History:
         clock: Callable[[], float] = time.time,
         queues: Callable[[], Mapping[str, Queue]] = dict,
     ) -> None:
-        """
-        Args:
-            read: what was counted since start; the metrics unless given.
-            clock: seconds since the epoch.
-            queues: by worker, for the log.
-        """
+        """Begin with what was counted until now; the log has the ``queues`` by worker."""
         self._queues = queues
-        self._read = read or read_totals
+        self._answers: Counter[str] = Counter()
+        self._read = read or (lambda: read_totals(self._answers))
         self._clock = clock
         self._steps: deque[Step] = deque(maxlen=STEPS)
         self._before = self._read()
@@ -111,6 +121,18 @@ class History:
         if siblings is not None:
             siblings.tell(_TOPIC, lambda _: msgspec.json.encode(list(self._steps)))
 
+    async def watch(self, arrival: Arrival) -> None:
+        """Count the answer of a request for work once it has ended."""
+        if arrival.asks_for_work and not is_for_operators(arrival.path):
+            statuses: list[int] = []
+            arrival.send = _watching(arrival.send, statuses)
+            arrival.held.callback(self._count, arrival.context, statuses)
+
+    def _count(self, context: RequestContext, statuses: Sequence[int]) -> None:
+        for status in statuses:
+            kind = f"status_{status}" if status in (429, 503) else f"status_{status // 100}xx"
+            self._answers[kind if status >= 400 else "broken" if context.failed else "ok"] += 1
+
     async def run(self) -> None:
         """Take a step at each multiple of :data:`STEP_S`, until cancelled."""
         while True:
@@ -121,15 +143,15 @@ class History:
         """End the present one, and log it unless nothing happened."""
         totals = self._read()
         # A counter falls when a worker that is gone takes its labels along.
-        grown = (max(0.0, now - then) for now, then in zip(totals, self._before, strict=True))
+        grown = totals.combined(self._before, lambda now, then: max(0.0, now - then))
         self._before = totals
         at = round(self._clock() / STEP_S) * STEP_S
         # Steps that a clock which was set back left in the future would hide those that follow.
         while self._steps and self._steps[-1].at > at:
             self._steps.pop()
-        self._steps.append(Step(at, *grown))
-        if any(msgspec.structs.astuple(self._steps[-1])[1:]):
-            logger.info("%s", summary(self._steps[-1], self._queues()))
+        self._steps.append(Step(at, grown))
+        if grown != Totals(ok=grown.ok):
+            logger.info("%s", summary(grown, self._queues()))
 
     async def told(self) -> list[Step]:
         """Of all processes together, oldest first."""
@@ -139,28 +161,37 @@ class History:
             for _, body in await self._siblings.ask(_TOPIC):
                 steps += decoder.decode(body)
         sums: dict[int, Totals] = {}
-        for one in steps:
-            at, *counts = msgspec.structs.astuple(one)
-            known = sums.get(at, Totals())
-            sums[at] = Totals(*(a + b for a, b in zip(known, counts, strict=True)))
-        return [Step(at, *sums[at]) for at in sorted(sums)][-STEPS:]
+        for at, totals in steps:
+            sums[at] = totals.combined(sums.get(at, Totals()), operator.add)
+        return [Step(at, sums[at]) for at in sorted(sums)][-STEPS:]
 
 
-def summary(step: Step, queues: Mapping[str, Queue]) -> str:
-    """Return a step as a line for the log."""
+def _watching(send: Send, statuses: list[int]) -> Send:
+    async def watch(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+        await send(message)
+
+    return watch
+
+
+def summary(totals: Totals, queues: Mapping[str, Queue]) -> str:
+    """Return what was counted within a step as a line for the log."""
+    prompts, firsts = totals.prompt_tokens, totals.first_tokens
     parts = [
-        f"{step.requests:.0f} requests in {STEP_S} s",
-        f"{step.prompt_tokens / STEP_S:.0f} prompt tokens/s",
-        f"{step.output_tokens / STEP_S:.0f} output tokens/s",
+        f"{totals.requests:.0f} requests in {STEP_S} s",
+        f"{prompts / STEP_S:.0f} prompt tokens/s",
+        f"{totals.output_tokens / STEP_S:.0f} output tokens/s",
     ]
-    if step.prompt_tokens:
-        realised, predicted = (
-            step.realised / step.prompt_tokens,
-            step.predicted / step.prompt_tokens,
-        )
+    if prompts:
+        realised, predicted = totals.realised / prompts, totals.predicted / prompts
         parts.append(f"prefix cache hit rate {realised:.0%} (predicted {predicted:.0%})")
-    if step.first_tokens:
-        parts.append(f"first token after {step.first_token_seconds / step.first_tokens:.3f} s")
+    if firsts:
+        parts.append(f"first token after {totals.first_token_seconds / firsts:.3f} s")
+    errors = {name.removeprefix("status_"): getattr(totals, name) for name in _ERRORS}
+    if any(errors.values()):
+        said = (f"{name}: {count:.0f}" for name, count in errors.items() if count)
+        parts.append(f"errors {', '.join(said)}")
     named = queues
     if len(queues) > _NAMED:
         running, waiting = (sum(counts) for counts in zip(*queues.values(), strict=True))
@@ -172,28 +203,30 @@ def summary(step: Step, queues: Mapping[str, Queue]) -> str:
 
 
 def history_routes(history: History) -> APIRouter:
-    """The route."""
     api = APIRouter(prefix="/mmrouter", tags=["mmrouter"])
 
     @api.get("/history")
-    async def told() -> list[dict[str, float]]:
+    async def told() -> list[dict[str, float | list[float]]]:
         """What was counted in each ten seconds of the last quarter of an hour, oldest first."""
-        return [msgspec.to_builtins(one) for one in await history.told()]
+        return [{"at": at} | msgspec.to_builtins(totals) for at, totals in await history.told()]
 
     return api
 
 
-def read_totals() -> Totals:
-    """What the metrics of this process say."""
-    first_tokens = _sum(TIME_TO_FIRST_TOKEN.collect(), "_count")
+def read_totals(answers: Mapping[str, int] = {}) -> Totals:
+    """Return what the metrics of this process say, with its answers by kind."""
+    waits = [one for metric in TIME_TO_FIRST_TOKEN.collect() for one in metric.samples]
+    first_tokens = sum(one.value for one in waits if one.name.endswith("_count"))
     return Totals(
-        _sum(DECISIONS.collect(), "_total"),
-        first_tokens + _sum(INTER_TOKEN_LATENCY.collect(), "_count"),
-        _sum(PROMPT_TOKENS.collect(), "_total"),
-        _sum(PREDICTED_CACHED_TOKENS.collect(), "_total"),
-        _sum(REALISED_CACHED_TOKENS.collect(), "_total"),
-        first_tokens,
-        _sum(TIME_TO_FIRST_TOKEN.collect(), "_sum"),
+        **answers,
+        requests=_sum(DECISIONS.collect(), "_total"),
+        output_tokens=first_tokens + _sum(INTER_TOKEN_LATENCY.collect(), "_count"),
+        prompt_tokens=_sum(PROMPT_TOKENS.collect(), "_total"),
+        predicted=_sum(PREDICTED_CACHED_TOKENS.collect(), "_total"),
+        realised=_sum(REALISED_CACHED_TOKENS.collect(), "_total"),
+        first_tokens=first_tokens,
+        first_token_seconds=_sum(TIME_TO_FIRST_TOKEN.collect(), "_sum"),
+        first_token_within=tuple(one.value for one in waits if one.name.endswith("_bucket")),
     )
 
 

@@ -48,14 +48,9 @@ class Done(BaseModel):
 
 
 class Management:
-    """Carries out orders, here and at the other processes."""
+    """Carry out orders at the routers of all models, here and at the other processes."""
 
     def __init__(self, routers: Callable[[], Iterable[Router]], siblings: Siblings | None) -> None:
-        """
-        Args:
-            routers: of all models at the time.
-            siblings: the other processes of this frontend, if there are any.
-        """
         self._routers = routers
         self._siblings = siblings
         if siblings is not None:

@@ -48,11 +48,7 @@ def own_metrics() -> bytes:
 
 
 async def merge(pages: Mapping[str, bytes]) -> bytes:
-    """One page from several.
-
-    Args:
-        pages: by process, as ``prometheus_client`` writes them.
-    """
+    """Return one page from those of processes, as ``prometheus_client`` writes them."""
     joined = Joined()
     for process, page in sorted(pages.items()):
         await read_page(page, "process", process, joined)

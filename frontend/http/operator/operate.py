@@ -44,11 +44,7 @@ class Answer(BaseModel):
 
 
 class Operating:
-    """Has workers do something.
-
-    Args:
-        members: who is there.
-    """
+    """Have workers do something."""
 
     def __init__(self, members: Roll) -> None:
         self._members = members
@@ -99,10 +95,8 @@ def status_of(parts: Iterable[Part]) -> HTTPStatus:
 
 
 def operate_routes(operating: Operating, forget_media: Callable[[], Awaitable[None]]) -> APIRouter:
-    """The routes under ``/mmrouter/workers``.
-
-    Args:
-        forget_media: lets the frontend forget those that it processed.
+    """Return the routes under ``/mmrouter/workers``; ``forget_media`` has the frontend forget those
+    that it processed.
     """
     api = APIRouter(prefix="/mmrouter/workers", tags=["mmrouter"])
     for name, read in READS.items():
@@ -132,11 +126,7 @@ _Act = Callable[..., Awaitable[Response]]
 def _acts(
     operating: Operating, read: Read, first: Callable[[], Awaitable[None]] | None = None
 ) -> tuple[_Act, _Act]:
-    """Make the handlers for one worker and for all.
-
-    Args:
-        first: what this frontend does before all workers do their part.
-    """
+    """Make the handlers for one worker and for all, before which this frontend does ``first``."""
     timeout = Annotated[float, Query(gt=0, le=86400, description="seconds for each worker")]
 
     async def one(

@@ -128,13 +128,8 @@ READS: Final[Mapping[str, Read]] = MappingProxyType(
 
 
 def refuse_unknown(request: Request, read: Read, *more: str) -> None:
-    """A misspelt parameter must not leave an engine to a default.
-
-    Args:
-        more: names of parameters besides those of the operation.
-
-    Raises:
-        HTTPException: 422, naming it.
+    """Answer 422 to a misspelt parameter, which must not leave an engine to a default. ``more`` are
+    parameters besides those of the operation.
     """
     known = {*signature(read).parameters, *more}
     for name in request.query_params:

@@ -1,19 +1,23 @@
 """What the frontend knows, as JSON for people and tests: workers and decisions."""
 
-from collections import Counter
+import time
 from collections.abc import Iterable
+from dataclasses import dataclass, field
+from socket import gethostname
 from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, TypeAdapter
 
+from common.cli.known_flags import version_line
 from common.identity import Target, WorkerId
 from common.observability.fleet_events import recent
-from common.request_plane.protocol import RankStatus
+from common.observability.telemetry import FIRST_TOKEN_S
+from common.request_plane.step_sums import RankStatus
 from frontend.http.operator.history import Queue
 from frontend.processes import Siblings
-from frontend.router import Knowledge, Roster, Router, TargetLoad
+from frontend.router import Router, TargetLoad
 from frontend.workers import Fleet, Fleets, MediaSender, Member, Refusals
 
 
@@ -56,22 +60,27 @@ class RankView(BaseModel):
     kv_usage: float | None
 
 
-class IndexView(BaseModel):
-    """What is known of the caches of all workers together.
+class SummaryView(BaseModel):
+    """The frontend itself.
 
     Attributes:
-        ranks: of all workers that requests may go to.
-        exact, degraded, approximate: how many of them are known how well.
-        exact_share: of all ranks; 1 if there are none.
-        blocks: that they hold as far as their events were applied.
+        host: name of its host.
+        version: its own, and vLLM's.
+        mode: how it chooses workers.
+        models: the first name of each model.
+        processes: how many it has.
+        started, now: when this process began, and its clock: seconds since the epoch.
+        first_token_edges_s: of ``first_token_within`` in the history.
     """
 
-    ranks: int
-    exact: int
-    degraded: int
-    approximate: int
-    exact_share: float
-    blocks: int
+    host: str
+    version: str
+    mode: str
+    models: list[str]
+    processes: int
+    started: float
+    now: float
+    first_token_edges_s: tuple[float, ...] = FIRST_TOKEN_S
 
 
 class ProcessView(BaseModel):
@@ -107,6 +116,7 @@ class WorkerView(BaseModel):
         transport: how media travel to it; None while it is not connected.
         circuit: closed, open or half-open; errors and stalls open it for a while.
         circuit_reason: why it is not closed.
+        ejected_for_s: for how long it stays open, as far as is known.
         drained: by an operator; it gets no requests from any process that says so.
         condition: serving, paused or asleep, as the worker reported last; None before its first
             report. Only one that serves gets requests.
@@ -127,6 +137,7 @@ class WorkerView(BaseModel):
     transport: str | None
     circuit: str
     circuit_reason: str
+    ejected_for_s: float = 0.0
     drained: bool = False
     condition: str | None = None
     ranks: list[RankView]
@@ -188,53 +199,53 @@ def _rank_view(router: Router, member: Member, rank: int) -> RankView:
     )
 
 
+@dataclass
 class Status:
-    """What this process knows."""
+    """What this process knows: of the fleets of all models, of the workers that no fleet looks at,
+    and of how workers are chosen.
+    """
 
-    def __init__(
-        self,
-        fleets: Iterable[Fleet],
-        media_sender: MediaSender,
-        refusals: Iterable[Refusals] = (),
-    ) -> None:
-        """
-        Args:
-            fleets: of all models, asked each time.
-            refusals: of workers that no fleet looks at.
-        """
-        self._fleets = fleets
-        self._media_sender = media_sender
-        self._refusals = refusals
+    fleets: Iterable[Fleet]
+    media_sender: MediaSender
+    refusals: Iterable[Refusals] = ()
+    mode: str = ""
+    started: float = field(default_factory=time.time)
 
     def workers(self) -> list[WorkerView]:
-        """Workers whose cards fit."""
         return [
             self._view(fleet.router, member)
-            for fleet in self._fleets
+            for fleet in self.fleets
             for member in fleet.members.shown()
         ]
 
     def refused(self) -> list[RefusedView]:
-        """Workers whose cards don't fit."""
         return [
             RefusedView(worker_id=worker_id, reason=reason)
-            for refusals in (*(fleet.refusals for fleet in self._fleets), *self._refusals)
+            for refusals in (*(fleet.refusals for fleet in self.fleets), *self.refusals)
             for worker_id, reason in refusals.by_worker().items()
         ]
 
     def decisions(self, wanted: "Wanted") -> list[dict[str, Any]]:
         """Routing decisions: those of one response, or the last ones, newest first."""
-        logs = [fleet.router.decisions for fleet in self._fleets]
+        logs = [fleet.router.decisions for fleet in self.fleets]
         if wanted.request_id is not None:
-            return [each.as_json() for log in logs for each in log.find(wanted.request_id)]
+            found = [each for log in logs for each in log.find(wanted.request_id)]
+            return [each.as_json(wanted.candidates) for each in found]
         found = [each for log in logs for each in log.last(wanted.last)]
         if len(logs) > 1:
             found.sort(key=lambda decision: decision.time, reverse=True)
-        return [decision.as_json() for decision in found[: wanted.last]]
+        return [decision.as_json(wanted.candidates) for decision in found[: wanted.last]]
 
-    def index(self) -> IndexView:
-        """How much of the fleet's caches is known."""
-        return _index_view([fleet.router.roster for fleet in self._fleets])
+    def summary(self, processes: int) -> SummaryView:
+        return SummaryView(
+            host=gethostname(),
+            version=version_line(),
+            mode=self.mode,
+            models=[fleet.names[0] for fleet in self.fleets if fleet.names],
+            processes=processes,
+            started=self.started,
+            now=time.time(),
+        )
 
     def _view(self, router: Router, member: Member) -> WorkerView:
         card, link, status = member.card, member.link, member.status
@@ -246,9 +257,10 @@ class Status:
             state=card.state,
             connected=link is not None,
             request_endpoint=card.request_endpoint,
-            transport=self._media_sender.transport(card.worker_id),
+            transport=self.media_sender.transport(card.worker_id),
             circuit=circuit,
             circuit_reason=circuit_reason,
+            ejected_for_s=router.ejection.remaining_s(card.worker_id),
             drained=router.drained.get(card.worker_id) == card.incarnation,
             condition=None if status is None else status.condition,
             ranks=[_rank_view(router, member, rank) for rank in card.ranks],
@@ -272,32 +284,27 @@ class Wanted(msgspec.Struct, frozen=True):
 
     Attributes:
         request_id: id of a response of the API; None for the last ones.
+        candidates: so many of each, the cheapest and the chosen one; None for all.
     """
 
     request_id: str | None
     last: int
+    candidates: int | None = None
 
 
 _workers = TypeAdapter(list[WorkerView])
 _refused = TypeAdapter(list[RefusedView])
-_index = TypeAdapter(IndexView)
 
 
 class FleetStatus:
-    """What all processes of this frontend know."""
+    """What all processes of this frontend know: this one, and its siblings if it has any."""
 
     def __init__(self, own: Status, siblings: Siblings | None) -> None:
-        """
-        Args:
-            own: what this one knows; it is told to the others too.
-            siblings: the others, if there are any.
-        """
         self._own = own
         self._siblings = siblings
         if siblings is not None:
             siblings.tell("workers", lambda _: _workers.dump_json(own.workers()))
             siblings.tell("refused", lambda _: _refused.dump_json(own.refused()))
-            siblings.tell("index", lambda _: _index.dump_json(own.index()))
             siblings.tell("events", lambda _: msgspec.json.encode(recent()))
             wanted = msgspec.json.Decoder(Wanted)
             siblings.tell(
@@ -305,7 +312,6 @@ class FleetStatus:
             )
 
     async def workers(self) -> list[WorkerView]:
-        """Workers whose cards fit."""
         if self._siblings is None:
             return self._own.workers()
         told = {self._siblings.name: self._own.workers()}
@@ -314,19 +320,14 @@ class FleetStatus:
         return merged_workers(told)
 
     async def refused(self) -> list[RefusedView]:
-        """Workers whose cards don't fit."""
         found = self._own.refused()
         if self._siblings is not None:
             for _, body in await self._siblings.ask("refused"):
                 found += [each for each in _refused.validate_json(body) if each not in found]
         return found
 
-    async def index(self) -> IndexView:
-        """How much of the fleet's caches the process knows that knows least."""
-        told = [self._own.index()]
-        if self._siblings is not None:
-            told += [_index.validate_json(body) for _, body in await self._siblings.ask("index")]
-        return min(told, key=lambda one: one.exact_share)
+    def summary(self) -> SummaryView:
+        return self._own.summary(1 if self._siblings is None else self._siblings.count)
 
     async def events(self) -> list[dict[str, Any]]:
         """Return the last events, newest first, each with its process where there are several."""
@@ -378,6 +379,7 @@ def _merged(views: dict[str, WorkerView], processes: int) -> WorkerView:
             "transport": next((view.transport for view in each if view.transport), None),
             "circuit": worst.circuit,
             "circuit_reason": worst.circuit_reason,
+            "ejected_for_s": worst.ejected_for_s,
             "drained": any(view.drained for view in each),
             "ranks": [
                 _merged_rank(ranks) for ranks in zip(*(view.ranks for view in each), strict=True)
@@ -440,42 +442,27 @@ def status_routes(status: FleetStatus, *, several: bool) -> APIRouter:
         """Workers whose cards don't fit."""
         return await status.refused()
 
-    @api.get("/index")
-    async def index() -> IndexView:
-        """How much of the fleet's caches is known."""
-        return await status.index()
+    @api.get("/summary")
+    async def summary() -> SummaryView:
+        """What this frontend is, and since when it serves."""
+        return status.summary()
 
     @api.get("/events")
-    async def events() -> list[dict[str, Any]]:
+    async def events(last: int = Query(1000, ge=1)) -> list[dict[str, Any]]:
         """What happened to workers lately: joined, lost, removed, refused, ejected, drained; with
         reasons, newest first. Workers that are gone are named here alone."""
-        return await status.events()
+        return (await status.events())[:last]
 
     @api.get("/decisions")
     async def decisions(
         request_id: str | None = Query(None, description="id of a response of the API"),
         last: int = Query(50, ge=1, le=1000),
+        candidates: int | None = Query(None, ge=0, description="of each, the cheapest"),
     ) -> list[dict[str, Any]]:
         """Routing decisions: those of one response, or the last ones, newest first.
 
         Clients may choose ids, so one id can be that of several responses.
         """
-        return await status.decisions(Wanted(request_id, last))
+        return await status.decisions(Wanted(request_id, last, candidates))
 
     return api
-
-
-def _index_view(rosters: list[Roster]) -> IndexView:
-    knowledge: Counter[Knowledge] = Counter()
-    for roster in rosters:
-        knowledge.update(roster.knowledge())
-    ranks = sum(knowledge.values())
-    exact = knowledge[Knowledge.EXACT]
-    return IndexView(
-        ranks=ranks,
-        exact=exact,
-        degraded=knowledge[Knowledge.DEGRADED],
-        approximate=knowledge[Knowledge.APPROXIMATE],
-        exact_share=exact / ranks if ranks else 1.0,
-        blocks=sum(roster.blocks(target) for roster in rosters for target in roster.targets()),
-    )

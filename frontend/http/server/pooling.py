@@ -6,16 +6,20 @@ which all prompts become tokens, and fetch media there, or on the event loop.
 
 import asyncio
 import random
-from collections.abc import Awaitable, Iterable, Iterator
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from functools import partial
+from itertools import chain
 from typing import Any, Final, TypeAlias
 
+import numpy as np
 import torch
 from fastapi import FastAPI, Request, Response
 from vllm.entrypoints.pooling.base.serving import PoolingBaseServing
+from vllm.entrypoints.pooling.classify.protocol import ClassificationData
+from vllm.entrypoints.pooling.classify.serving import ServingClassification
 
 from common.errors import OverloadedError, RequestRejectedError
 from frontend.asgi import as_vllm_error
@@ -25,6 +29,7 @@ from frontend.http.streaming.whole_answers import (
     DeferredParts,
     Pieces,
     entries,
+    written,
 )
 from frontend.request_context import current_context
 
@@ -46,6 +51,13 @@ _INPUTS: Final = (
 MANY_NUMBERS: Final = 1 << 16
 """Numbers of a pooled answer from which they are written in JSON as it is sent."""
 
+MOST_TYPED_NUMBERS: Final = 1 << 22
+"""Numbers that ``/v2/embed`` makes other types of: 1,024 vectors of 4,096. vLLM makes an object of
+32 bytes of each."""
+
+MOST_MIXED_NUMBERS: Final = 1 << 18
+"""Those of which it gives floats too, which are written at once then."""
+
 NUMBERS_AT_ONCE: Final = 1 << 13
 
 _NO_ROOM: Final = "Truncation error"
@@ -53,6 +65,10 @@ _NO_ROOM: Final = "Truncation error"
 
 _ONE_IN_A_LIST: Final = ("input", "messages")
 """May be lists and one input all the same: tokens, or a conversation."""
+
+
+MAX_INPUTS: Final = 16_384
+"""Of all requests together, which wait in memory: eight of the largest requests by default."""
 
 
 class PoolingLimits:
@@ -66,7 +82,7 @@ class PoolingLimits:
         self._most = settings.max_pooling_inputs
         self._calls = CallLimit(settings.max_inflight, settings.max_inflight)
         share = settings.key_share if several_keys else 1.0
-        inputs = max(self._most, settings.pooling_inputs)
+        inputs = max(self._most, MAX_INPUTS)
         self._inputs = TenantQuota(
             "inputs to be pooled", inputs, max(self._most, int(inputs * share))
         )
@@ -138,28 +154,63 @@ class _LimitedServing(PoolingBaseServing):
 
     def _build_response(self, ctx: Vllms) -> Response:
         parts = current_context().find(DeferredParts)
-        if parts is not None and _has_many_floats(ctx):
-            ctx.final_res_batch = [_deferred(each, parts) for each in ctx.final_res_batch]
+        numbers = sum(each.outputs.data.numel() for each in ctx.final_res_batch)
+        if parts is not None and numbers > MANY_NUMBERS:
+            if isinstance(self, ServingClassification):
+                labels = getattr(self.model_config.hf_config, "id2label", {})
+                ctx.final_res_batch = [
+                    _classified(index, each, labels, parts)
+                    for index, each in enumerate(ctx.final_res_batch)
+                ]
+            elif _has_floats(ctx):
+                ctx.final_res_batch = [_deferred(each, parts) for each in ctx.final_res_batch]
+            elif types := getattr(ctx.request, "embedding_types", None):
+                _check_typed(types, numbers)
         return super()._build_response(ctx)
 
 
-def _has_many_floats(ctx: Vllms) -> bool:
-    """Whether an answer has the outputs as they are, as numbers of JSON, and they are many."""
+def _check_typed(types: Sequence[str], numbers: int) -> None:
+    most = MOST_MIXED_NUMBERS if "float" in types else MOST_TYPED_NUMBERS
+    if numbers > most:
+        raise ValueError(
+            f"the answer has {numbers} numbers, more than the {most} of which one request gets "
+            f"the `embedding_types` {', '.join(types)}: ask for one type, or send several requests"
+        )
+
+
+def _has_floats(ctx: Vllms) -> bool:
+    """Whether an answer has the outputs as they are, as numbers of JSON."""
     kinds = [getattr(ctx.request, "encoding_format", None)]
     if hasattr(ctx.request, "embedding_types"):
         kinds = ctx.request.embedding_types or ["float"]
-    if ctx.response is not None or set(kinds) != {"float"}:
-        return False
-    return sum(each.outputs.data.numel() for each in ctx.final_res_batch) > MANY_NUMBERS
+    return ctx.response is None and set(kinds) == {"float"}
 
 
 def _deferred(output: Vllms, parts: DeferredParts) -> Vllms:
     """An output with one number in the place of all, which follow as the answer is sent."""
-    data = output.outputs.data
-    if not data.isfinite().all():
-        raise ValueError("the model gives numbers that are not finite, which JSON does not have")
     stand_in = random.random()
-    parts.add([stand_in], _rows(data))
+    parts.add([stand_in], _rows(output.outputs.data))
+    return _short(output, stand_in)
+
+
+def _classified(
+    index: int, output: Vllms, labels: Mapping[int, str], parts: DeferredParts
+) -> Vllms:
+    """As :func:`_deferred`, with all of an item, since its label comes from the numbers."""
+    data, stand_in = output.outputs.data, random.random()
+    if data.ndim != 1:
+        return output  # vLLM says so
+    likely = int(np.argmax(data.float().numpy()))
+    one = ClassificationData(index=index, label=labels.get(0), probs=[stand_in], num_classes=1)
+    found = {"label": labels.get(likely), "num_classes": len(data)}
+    before, _, after = written(one.model_dump() | found).partition(written([stand_in]))
+    parts.add(one.model_dump(), chain([before], _rows(data), [after]))
+    return _short(output, stand_in)
+
+
+def _short(output: Vllms, stand_in: float) -> Vllms:
+    if not output.outputs.data.isfinite().all():
+        raise ValueError("the model gives numbers that are not finite, which JSON does not have")
     short = copy(output)
     short.outputs = copy(output.outputs)
     short.outputs.data = torch.tensor([stand_in], dtype=torch.float64)

@@ -91,7 +91,8 @@ async def graceful_shutdown(
     server.should_exit = True
     logger.info("draining, %d requests are left", len(server.server_state.tasks))
     await signals.at_once(timeout_s)
-    logger.warning("%d requests are given up", len(server.server_state.tasks))
+    if left := len(server.server_state.tasks):
+        logger.warning("ending %d requests that --drain-timeout leaves no more time", left)
     await fleets.close()  # every request now fails, in its own words
     tasks = set(server.server_state.tasks)
     if tasks:

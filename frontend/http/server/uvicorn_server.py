@@ -17,6 +17,7 @@ from uvicorn.config import create_ssl_context
 from common.aio.supervised import supervise
 from common.observability.telemetry import CONNECTIONS_CUT
 from frontend.http.access.api_keys import FollowedFiles
+from frontend.http.limits.connection import HEAD_S
 from frontend.processes import Siblings
 
 logger = logging.getLogger(__name__)
@@ -39,10 +40,6 @@ class TlsRefresh(FollowedFiles):
     """Gives new connections the certificate that is in the files by then."""
 
     def __init__(self, config: uvicorn.Config) -> None:
-        """
-        Args:
-            config: loaded, and with TLS.
-        """
         self._config = config
         names = (config.ssl_certfile, config.ssl_keyfile, config.ssl_ca_certs)
         super().__init__(Path(name) for name in names if name is not None)
@@ -117,17 +114,14 @@ class Server(uvicorn.Server):
         siblings: Siblings | None = None,
         *,
         refresh_tls: bool = False,
-        handshake_s: float = 10.0,
     ) -> None:
         """
         Args:
-            handshake_s: how long a handshake of TLS may take.
             siblings: accept from their sockets, in fairness to them; None to listen as configured.
             refresh_tls: follow changes of the certificate's files.
         """
         super().__init__(config)
         self._refresh_tls = refresh_tls
-        self._handshake_s = handshake_s
         self._refreshing: asyncio.Task[None] | None = None
         self._siblings = siblings
         self._shared: list[SharedListener] = []
@@ -155,7 +149,6 @@ class Server(uvicorn.Server):
             self.accept()
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
-        """See uvicorn."""
         if self._refreshing is not None:
             self._refreshing.cancel()
             await asyncio.gather(self._refreshing, return_exceptions=True)
@@ -189,7 +182,7 @@ class Server(uvicorn.Server):
         self.accept()
 
     def _share(self, listeners: Sequence[socket], defers: Callable[[], bool]) -> None:
-        settings = self.config.ssl, self._handshake_s
+        settings = self.config.ssl, HEAD_S
         self._shared = [
             SharedListener(each, self._connection, *settings, defers) for each in listeners
         ]
@@ -237,7 +230,6 @@ class SharedListener:
 
     @property
     def sockets(self) -> list[socket]:
-        """As asyncio's servers have it."""
         return [self._listener]
 
     def start(self) -> None:

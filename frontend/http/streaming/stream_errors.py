@@ -17,12 +17,15 @@ from fastapi import FastAPI
 from openai.types.responses import ResponseErrorEvent, ResponseOutputText
 from openai.types.responses.response_output_text import Logprob
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+from vllm.entrypoints.openai.responses.context import SimpleContext
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import GenerationError, VLLMError
+from vllm.parser.abstract_parser import Parser
 
 from frontend.http.error_shapes import as_anthropics
+from frontend.http.streaming.parsing import ParsesAside, aside, paced, these, timed
 from frontend.http.streaming.whole_answers import (
     SLICE,
     DeferredParts,
@@ -47,10 +50,13 @@ def say_errors(app: FastAPI) -> None:
         if (serving := getattr(app.state, name, None)) is not None:
             made = kind.__new__(kind)
             vars(made).update(vars(serving))
+            for parses in ("parser_cls", "parser"):
+                if (parser := getattr(made, parses, None)) is not None:
+                    setattr(made, parses, timed(parser))
             setattr(app.state, name, made)
 
 
-class Messages(AnthropicServingMessages):
+class Messages(ParsesAside, AnthropicServingMessages):
     """vLLM's messages in Anthropic's form."""
 
     async def message_stream_converter(self, generator: AsyncGenerator[Any]) -> AsyncGenerator[str]:
@@ -84,15 +90,21 @@ class Messages(AnthropicServingMessages):
 class Responses(OpenAIServingResponses):
     """vLLM's responses."""
 
-    async def responses_stream_generator(self, *args: Any, **options: Any) -> AsyncGenerator[Any]:
+    parser: type[Parser] | None = None
+
+    async def responses_stream_generator(
+        self, request: ResponsesRequest, params: Any, outputs: Any, *args: Any, **options: Any
+    ) -> AsyncGenerator[Any]:
         """See vLLM."""
+        args = params, outputs if self.parser is None else paced(outputs), *args
         held: list[Any] = []
         number = -1
-        logprobs = _Logprobs()
+        logprobs = None if self._stores(request) else _Logprobs()
         try:
-            async for event in super().responses_stream_generator(*args, **options):
+            async for event in super().responses_stream_generator(request, *args, **options):
                 number = event.sequence_number
-                logprobs.defer(event)
+                if logprobs is not None:
+                    logprobs.defer(event)
                 if event.type in _BEFORE_OUTPUT:
                     held.append(event)
                     continue
@@ -105,12 +117,28 @@ class Responses(OpenAIServingResponses):
             yield failed if held else _said(failed, number + 1)
 
     async def responses_full_generator(
-        self, request: ResponsesRequest, *args: Any, **options: Any
+        self,
+        request: ResponsesRequest,
+        params: Any,
+        outputs: Any,
+        context: Any,
+        *args: Any,
+        **options: Any,
     ) -> Any:
-        """See vLLM."""
-        if not request.stream:
+        """See vLLM. Of a stream it is the last event, which has the whole answer once more."""
+        if not self._stores(request):
             begin_whole_answer()
-        return await super().responses_full_generator(request, *args, **options)
+        make = super().responses_full_generator
+        # Other contexts run tools, and wait for these.
+        if self.parser is None or not isinstance(context, SimpleContext):
+            return await make(request, params, outputs, context, *args, **options)
+        async for _ in outputs:
+            pass
+        return await aside(make(request, params, these(), context, *args, **options))
+
+    def _stores(self, request: ResponsesRequest) -> bool:
+        """Return whether vLLM keeps the answer, which then has to have all its parts."""
+        return bool(self.enable_store and request.store)
 
     def _create_response_logprobs(
         self, token_ids: Sequence[int], logprobs: Any, *args: Any, **options: Any

@@ -9,12 +9,14 @@ plain stream pass by vLLM's server as well: see :mod:`frontend.request.direct_ev
 import asyncio
 import secrets
 import time
+import traceback
 from argparse import Namespace
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
+import msgspec
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 from vllm.entrypoints.generate.base.protocol import DeltaMessage
@@ -27,15 +29,25 @@ from vllm.entrypoints.openai.chat_completion.protocol import (
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.protocol import CompletionLogProbs, CompletionRequest
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+from vllm.entrypoints.scale_out.token_in_token_out.mm_serde import decode_mm_kwargs_item
+from vllm.entrypoints.scale_out.token_in_token_out.protocol import (
+    GenerateLogProbs,
+    GenerateLogProbsContent,
+)
+from vllm.entrypoints.scale_out.token_in_token_out.serving import ServingTokens
 from vllm.entrypoints.serve.utils.sse_keep_alive import (
     SSE_KEEP_ALIVE_COMMENT,
     with_sse_keep_alive,
 )
 from vllm.parser.abstract_parser import DelegatingParser, Parser
 
+from common.errors import RequestRejectedError
+from frontend.asgi import as_vllm_error
+from frontend.http.streaming.parsing import ParsesAside, timed
 from frontend.http.streaming.whole_answers import (
     begin_whole_answer,
     columns,
+    defer_prompt_logprobs,
     deferring,
     entries,
 )
@@ -43,6 +55,10 @@ from frontend.request import DirectEvents
 from frontend.request_context import current_context
 
 _Serving = TypeVar("_Serving", bound="_Streaming")
+_LogProbs = TypeVar("_LogProbs", ChatCompletionLogProbs, GenerateLogProbs)
+
+_Vllm: TypeAlias = Any
+"""An argument or an answer of a method of vLLM's."""
 
 _HEADS_ONLY: Final = frozenset(
     {
@@ -53,6 +69,17 @@ _HEADS_ONLY: Final = frozenset(
     }
 )
 """Layers of the app that look at the head of an answer and at none of its events."""
+
+_UNREADABLE: Final = (
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    msgspec.MsgspecError,
+)
+"""Errors of vLLM where it reads a medium that is none."""
 
 _PARSING: Final = (
     "parse_delta",
@@ -102,7 +129,7 @@ class _Streaming:
         """
         made = cls.__new__(cls)
         parses = getattr(serving, "parser_cls", None)
-        own = {} if parses is None else {"parser_cls": skipping(parses)}
+        own = {} if parses is None else {"parser_cls": timed(skipping(parses))}
         vars(made).update(vars(serving), **own)
         made._passes_layers, made._comment_interval = passes_layers, comment_interval
         return made
@@ -136,16 +163,8 @@ class _Chats(OpenAIServingChat):
         self, token_ids: Sequence[int], top_logprobs: Sequence[Any], *args: Any, **options: Any
     ) -> ChatCompletionLogProbs:
         make = super()._create_chat_logprobs
-        if (parts := deferring(top_logprobs)) is None:
-            return make(token_ids, top_logprobs, *args, **options)
-
-        def some(part: slice) -> list[object]:
-            made = make(token_ids[part], top_logprobs[part], *args, **options)
-            return [each.model_dump() for each in made.content or ()]
-
         stand_in = ChatCompletionLogProbsContent(token=secrets.token_hex(16))
-        parts.add(stand_in.model_dump(), entries(len(token_ids), some))
-        return ChatCompletionLogProbs(content=[stand_in])
+        return _in_slices(make, stand_in, token_ids, top_logprobs, *args, **options)
 
 
 class Batches(_Streaming, _Chats, OpenAIServingChatBatch):
@@ -157,7 +176,7 @@ class Batches(_Streaming, _Chats, OpenAIServingChatBatch):
         return await super().chat_completion_full_generator_batch(*args, **options)
 
 
-class Chats(_Streaming, _Chats):
+class Chats(_Streaming, _Chats, ParsesAside):
     """vLLM's chats. ``echo`` gives the last message as a string, as OpenAI's API has it: templates
     of some models get contents as lists of parts, and vLLM's streams would send such a list."""
 
@@ -193,9 +212,11 @@ class Chats(_Streaming, _Chats):
         if request.echo:
             conversation = _with_text(conversation)
         begin_whole_answer()
-        return await super().chat_completion_full_generator(
+        answer = await super().chat_completion_full_generator(
             request, result_generator, request_id, model_name, conversation, *args, **options
         )
+        defer_prompt_logprobs(answer)
+        return answer
 
     def _make_parser(self, request: ChatCompletionRequest, *args: Any, **options: Any) -> Parser:
         parser = super()._make_parser(request, *args, **options)
@@ -224,9 +245,11 @@ class Completions(_Streaming, OpenAIServingCompletion):
         """See vLLM."""
         if not request.stream:  # or all of it is one event
             begin_whole_answer()
-        return super().request_output_to_completion_response(
+        answer = super().request_output_to_completion_response(
             final_res_batch, request, *args, **options
         )
+        defer_prompt_logprobs(*answer.choices)
+        return answer
 
     def _create_completion_logprobs(
         self, token_ids: Sequence[int], top_logprobs: Sequence[Any], *args: Any, **options: Any
@@ -248,11 +271,82 @@ class Completions(_Streaming, OpenAIServingCompletion):
         return stand_in
 
 
+class Tokens(_Streaming, ServingTokens):
+    """vLLM's answers in tokens."""
+
+    async def serve_tokens(self, *args: _Vllm, **options: _Vllm) -> _Vllm:
+        """See vLLM, which takes tensors that it can't read for a fault of its own."""
+        try:
+            return await super().serve_tokens(*args, **options)
+        except _UNREADABLE as error:
+            frames = traceback.walk_tb(error.__traceback__)
+            if all(frame.f_code.co_name != decode_mm_kwargs_item.__name__ for frame, _ in frames):
+                raise
+            raise as_vllm_error(
+                RequestRejectedError(
+                    "`kwargs_data` or `mm_metadata` of `features` has something that is no medium "
+                    "as `/v1/chat/completions/render` gives it"
+                )
+            ) from error
+
+    async def serve_tokens_full_generator(self, *args: _Vllm, **options: _Vllm) -> _Vllm:
+        """See vLLM."""
+        begin_whole_answer()
+        answer = await super().serve_tokens_full_generator(*args, **options)
+        defer_prompt_logprobs(answer)
+        return answer
+
+    def _create_text_logprobs(
+        self,
+        token_ids: Sequence[int],
+        top_logprobs: Sequence[_Vllm],
+        *args: _Vllm,
+        **options: _Vllm,
+    ) -> ChatCompletionLogProbs:
+        make = super()._create_text_logprobs
+        stand_in = ChatCompletionLogProbsContent(token=secrets.token_hex(16))
+        return _in_slices(make, stand_in, token_ids, top_logprobs, *args, **options)
+
+    def _create_tokens_logprobs(
+        self,
+        token_ids: Sequence[int],
+        top_logprobs: Sequence[_Vllm],
+        *args: _Vllm,
+        **options: _Vllm,
+    ) -> GenerateLogProbs:
+        make = super()._create_tokens_logprobs
+        stand_in = GenerateLogProbsContent(token_id=secrets.randbits(62), logprob=0.0)
+        return _in_slices(make, stand_in, token_ids, top_logprobs, *args, **options)
+
+
 _SERVING: Final[Mapping[str, type[_Streaming]]] = {
     "openai_serving_chat": Chats,
     "openai_serving_chat_batch": Batches,
     "openai_serving_completion": Completions,
+    "serving_tokens": Tokens,
 }
+
+
+def _in_slices(
+    make: Callable[..., _LogProbs],
+    stand_in: ChatCompletionLogProbsContent | GenerateLogProbsContent,
+    token_ids: Sequence[int],
+    top_logprobs: Sequence[_Vllm],
+    *args: _Vllm,
+    **options: _Vllm,
+) -> _LogProbs:
+    """Return the log probabilities of tokens as vLLM makes them: all, or one in their place."""
+    if (parts := deferring(top_logprobs)) is None:
+        return make(token_ids, top_logprobs, *args, **options)
+
+    def some(part: slice) -> list[object]:
+        made = make(token_ids[part], top_logprobs[part], *args, **options)
+        return [each.model_dump() for each in made.content or ()]
+
+    parts.add(stand_in.model_dump(), entries(len(token_ids), some))
+    made = make([], [], *args, **options)
+    made.content = [stand_in]
+    return made
 
 
 def _with_text(conversation: list[Any]) -> list[Any]:

@@ -9,9 +9,14 @@ client: made in a thread, by vLLM's own methods, some tokens at a time.
 
 import asyncio
 import json
+import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Final, TypeAlias
+
+from vllm.logprobs import FlatLogprobs, Logprob
 
 from frontend.asgi import Arrival, Message
 from frontend.request_context import current_context
@@ -20,12 +25,16 @@ Pieces: TypeAlias = Iterator[bytes]
 """Of JSON. Joined they are one value, or the entries of a list without its brackets."""
 
 MANY: Final = 512
-"""Log probabilities from which those of a whole answer are deferred."""
+"""Log probabilities of a whole answer from which further ones are deferred."""
 
 SLICE: Final = 64
 """Tokens whose log probabilities are made at once."""
 
 _END: Final = object()
+
+_MAKER: Final = ThreadPoolExecutor(1, thread_name_prefix="answers")
+"""Makes the pieces of all requests, in turn. More threads would be no faster, and each takes the
+interpreter's lock from the event loop."""
 
 
 class DeferredParts:
@@ -33,11 +42,13 @@ class DeferredParts:
 
     Attributes:
         whole: whether what vLLM makes next is a whole answer, of which parts may be deferred.
+        logprobs: that were to be in the answer so far.
         held: closed when the request has ended.
     """
 
     def __init__(self) -> None:
         self.whole = False
+        self.logprobs = 0
         self.held = ExitStack()
         self._parts: list[tuple[bytes, Pieces]] = []
 
@@ -72,7 +83,29 @@ def deferring(logprobs: Sequence[Any]) -> DeferredParts | None:
     parts = current_context().find(DeferredParts)
     if parts is None or not parts.whole or not logprobs:
         return None
-    return parts if len(logprobs) * len(logprobs[-1] or ()) > MANY else None
+    if isinstance(logprobs, FlatLogprobs):
+        parts.logprobs += len(logprobs.logprobs)
+    else:
+        parts.logprobs += sum(map(len, filter(None, logprobs)))
+    return parts if parts.logprobs > MANY else None
+
+
+def defer_prompt_logprobs(*answers: Any) -> None:
+    """Defer those of vLLM's models that each have the log probabilities of a whole prompt."""
+    for answer in answers:
+        logprobs = getattr(answer, "prompt_logprobs", None)
+        if logprobs and (parts := deferring(logprobs)) is not None:
+            stand_in = {0: Logprob(0.0, decoded_token=secrets.token_hex(16))}
+            answer.prompt_logprobs = [stand_in]
+            parts.add(_as_json(stand_in), entries(len(logprobs), partial(_some_of, logprobs)))
+
+
+def _some_of(logprobs: Sequence[Mapping[int, Logprob] | None], part: slice) -> list[object]:
+    return [None if each is None else _as_json(each) for each in logprobs[part]]
+
+
+def _as_json(position: Mapping[int, Logprob]) -> dict[int, object]:
+    return {token: vars(each) for token, each in position.items()}
 
 
 def written(value: object) -> bytes:
@@ -107,7 +140,8 @@ def columns(count: int, make: Callable[[slice], Mapping[str, Sequence[object]]])
 
 async def in_thread(pieces: Pieces) -> AsyncIterator[bytes]:
     """Yield pieces that are made in a thread, each when the one before is taken."""
-    while (piece := await asyncio.to_thread(next, pieces, _END)) is not _END:
+    loop = asyncio.get_running_loop()
+    while (piece := await loop.run_in_executor(_MAKER, next, pieces, _END)) is not _END:
         if isinstance(piece, bytes) and piece:
             yield piece
 

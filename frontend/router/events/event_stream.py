@@ -1,123 +1,99 @@
 """Follow one rank's KV events by sequence number, without any I/O.
 
-Messages and answers go in, :data:`Command` values come out, and :attr:`EventStream.state` says at
-any time how far the index can be trusted. The rules:
+Messages and answers go in, :class:`Replay` questions come out, and :attr:`EventStream.state` says
+at any time how far the index can be trusted. The rules:
 
-* Events are applied once each and in order. The next number is applied; a lower one
-  that a replay already brought is a duplicate; anything else means loss or a restart.
-* On loss, restart or a broken connection the blocks are *suspended* and the worker is
-  asked to replay from the last event applied. If its copy of that event differs from
-  ours, the worker started over: forget everything and replay from the beginning.
-* If what was lost is no longer in the replay buffer, forget everything and go on from
-  the oldest event there is. What is indexed from then on is really held; what was
-  held before is unknown until the worker clears its cache or starts over.
-* A worker that serves requests which must have stored blocks, yet sends nothing, is
-  asked the same question without suspending. If it does not answer, it is approximate.
+* A connection leads to one run of a worker's publisher, whose numbers rise by one. When it is made,
+  ask for a replay from the very first event, and once more when the publisher surely knows the
+  subscription; when it breaks, forget everything.
+* Events are applied once each and in order. The next number is applied, a lower one is a duplicate,
+  a higher one means loss: the blocks are *suspended*, and the worker is asked to replay.
+* A replay is whole up to the moment of the question: what came before that need not be kept, and
+  live events that come later wait for its end. It leaves out what the worker no longer has. Then it
+  begins with all that is held, or everything is forgotten: what is indexed from then on is really
+  held, and what was held before is unknown until the worker clears its cache.
+* A worker that serves requests which must have stored blocks, yet sends nothing, is asked the same
+  question without suspending. If it does not answer, it is approximate, and asked again later.
 * A message that can't be read changes nothing. If it stood for an event, the gap shows.
 
-Here is what happens when something arrives, in the order of the phases. ``progress.py`` reads and
-applies events; ``replays.py`` has questions and answers, and live events that wait for an answer.
-Sockets are in ``subscriber.py``, the meaning of events in ``index/indexes.py``.
+``progress.py`` reads and applies events. Sockets are in ``subscriber.py``, the meaning of events in
+``index/indexes.py``.
 """
 
 import logging
+import math
+import time
 from enum import Enum
+from typing import Final, NamedTuple
 
+from common.backoff import Backoff
 from frontend.router.event_wire import END_OF_REPLAY, MalformedEventError
-from frontend.router.events.progress import SILENCE_S, LiveEvents, Progress, StreamStatistics, Watch
-from frontend.router.events.replays import (
-    BELIEVED_EVENTS,
-    WAITING_BYTES,
-    Command,
-    Replays,
-    Resubscribe,
-    WaitingMessage,
-    WaitingRoom,
-)
+from frontend.router.events.progress import Progress, StreamStatistics
 from frontend.router.index import EXACT, IndexState, TargetBlocks, approximate, degraded
 
 logger = logging.getLogger(__name__)
 
 
-class Phase(Enum):
-    FOLLOWING = "live events are applied as they come"
-    REPAIRING = "a replay is under way, blocks are suspended, live events wait"
-    CHECKING = "a replay is under way to make sure, live events wait"
-    UNAIDED = "no replay is to be had: live events alone"
+class Replay(NamedTuple):
+    """Ask the worker for its events from a number on, over a connection of its own.
 
-
-class Standing:
-    """The phase of a stream, and what follows from it: how far its index can be trusted, and
-    whether its blocks may be routed on.
+    Every message of the answer goes to :meth:`EventStream.on_replayed` with the
+    attempt's number; an attempt that fails or takes too long, to
+    :meth:`EventStream.on_replay_failed`. An earlier attempt is given up.
     """
 
-    def __init__(self, blocks: TargetBlocks, progress: Progress, watch: Watch) -> None:
-        self._blocks = blocks
-        self._progress = progress
-        self._watch = watch
-        self._cause = ""
-        self._connected = False
-        self._was_connected = False
-        self._closed = False
-        self.phase = Phase.UNAIDED
-
-    def enter(self, phase: Phase, cause: str = "") -> None:
-        self.phase = phase
-        self._cause = cause
-        self._show()
-
-    def connect(self) -> bool:
-        """Note that the live connection was made; return whether it is not the first."""
-        again, self._was_connected = self._was_connected, True
-        self._connected = True
-        self._show()
-        return again
-
-    def disconnect(self) -> None:
-        self._connected = False
-        self._show()
-
-    def close(self) -> None:
-        self._closed = True
-
-    def ignores(self) -> bool:
-        """Return whether nothing that arrives is of any use."""
-        return self._closed or bool(self._blocks.unusable)
-
-    @property
-    def state(self) -> IndexState:
-        unknown = self._progress.unknown
-        if self._closed:
-            return approximate("the worker is gone")
-        if self._blocks.unusable:
-            return approximate(self._blocks.unusable)
-        if self.phase is Phase.REPAIRING:
-            return degraded(f"replay under way: {self._cause}; {self._progress.so_far}")
-        if self.phase is Phase.UNAIDED and unknown and not self._progress.heard:
-            return approximate("; ".join(dict.fromkeys((self._cause, unknown))))
-        if not self._connected:
-            return degraded("no connection to its event endpoint")
-        if unknown:
-            return degraded(f"blocks stored earlier are unknown: {unknown}")
-        if self._watch.mute:
-            return degraded("it serves requests but publishes no events")
-        if self._blocks.unmodelled:
-            return degraded(self._blocks.unmodelled)
-        return EXACT
-
-    def _show(self) -> None:
-        if self._connected and self.phase is not Phase.REPAIRING:
-            self._blocks.resume()
-        else:
-            self._blocks.suspend()
+    attempt: int
+    start: int
 
 
-STRAGGLING_S = 5.0
+class Phase(Enum):
+    FOLLOWING = "live events are applied as they come"
+    REPAIRING = "a replay is needed, blocks are suspended, live events wait"
+    CHECKING = "a replay is under way to make sure, live events wait"
+
+
+SILENCE_S: Final = 2.0
+"""How long a worker may serve without the events that should follow before its event stream is
+checked: some steps of a slow engine."""
+
+SETTLE_S: Final = 0.3
+"""After connecting, until the publisher surely knows the subscription."""
+
+STRAGGLING_S: Final = 5.0
 """So long after a worker said that its blocks were forgotten, events that look older by its clock
 are taken for some that were on their way. Later, its clock was rather set back."""
 
-_ASKING = (Phase.REPAIRING, Phase.CHECKING)
-"""While a replay is under way that live events wait for."""
+WAITING_BYTES: Final = 64 << 20
+"""Live messages kept while a replay runs; beyond it they are replayed instead."""
+
+_FIRST_PAUSE_S: Final = 1.0
+_LONGEST_PAUSE_S: Final = 30.0
+"""Before asking again a replay endpoint that did not answer."""
+
+
+class WaitingRoom:
+    """Keeps live messages in order, up to a limit for all payloads together."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._messages: list[tuple[int, bytes]] = []
+        self._bytes = 0
+        self.overflowed = False
+
+    def add(self, sequence: int, payload: bytes) -> None:
+        """Keep a message. One too many, and all are thrown away, those to come too."""
+        self._bytes += len(payload)
+        if self._bytes > self._limit_bytes:
+            self.overflowed = True
+            self._messages.clear()
+        if not self.overflowed:
+            self._messages.append((sequence, payload))
+
+    def empty(self) -> list[tuple[int, bytes]]:
+        """Return all; from now on messages are kept again."""
+        messages, self._messages = self._messages, []
+        self._bytes, self.overflowed = 0, False
+        return messages
 
 
 class EventStream:
@@ -125,10 +101,8 @@ class EventStream:
 
     Args:
         label: what to call the stream in log lines.
-        replayable: whether the worker has a replay endpoint.
         silence_s: how long a serving worker may be silent, in seconds.
         waiting_bytes: of live messages kept while a replay runs.
-        believed_events: in an answer up to which its end is believed.
     """
 
     def __init__(
@@ -136,89 +110,100 @@ class EventStream:
         blocks: TargetBlocks,
         label: str,
         *,
-        replayable: bool,
         silence_s: float = SILENCE_S,
         waiting_bytes: int = WAITING_BYTES,
-        believed_events: int = BELIEVED_EVENTS,
     ) -> None:
         self._label = label
-        self._replayable = replayable
         self._blocks = blocks
-        self._emptied = 0.0
-        self._stragglers_until = float("-inf")
-        self._watch = watch = Watch(silence_s)
-        self._progress = progress = Progress(blocks, label)
-        self._standing = Standing(blocks, progress, watch)
-        self._live = LiveEvents(progress, watch)
+        self._progress = Progress(blocks, label)
         self._waiting = WaitingRoom(waiting_bytes)
-        self._replays = Replays(progress, watch, believed_events)
+        self._backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        self._connected = False
+        self._said = False
+        self._closed = False
+        self._attempt = 0
+        self._ask_at = math.inf
+        self._failure = ""
+        self._silence_s = silence_s
+        self._silent_since = math.inf
+        self._last_event = -math.inf
+        self._emptied = 0.0
+        self._stragglers_until = -math.inf
+        self._enter(Phase.REPAIRING, "learning what was stored before we listened")
 
     # The worker's life
 
-    def start(self) -> list[Command]:
-        if not self._replayable:
-            self._standing.enter(Phase.UNAIDED, "the worker has no replay endpoint")
-            return []
-        return self._start_over("learning what was stored before we listened")
-
     def close(self) -> None:
         """The worker's incarnation is gone: ignore whatever still arrives."""
-        self._standing.close()
+        self._closed = True
         self._waiting.empty()
 
     def give_up(self, why: str) -> None:
         """The events can't be had for a reason of our own: use none."""
-        if not self._standing.ignores():
+        if not self._ignores():
             self._progress.give_up(why)
             self._waiting.empty()
 
     # The connection
 
-    def on_connected(self, now: float) -> list[Command]:
-        if self._standing.ignores():
-            return []
-        again = self._standing.connect()
-        self._live.forget_order()
-        # Whatever was sent before the publisher knew of us is missing: look once more.
-        self._watch.look_soon(now)
-        if again and self._standing.phase is Phase.UNAIDED:
-            self._progress.lose("the connection broke", None)
-        elif again and self._standing.phase is not Phase.REPAIRING:
-            return self._repair("the connection broke")
-        return []
+    def on_connected(self, now: float) -> Replay | None:
+        self._connected = True
+        self._said = False
+        if self._ignores():
+            return None
+        # What is sent before the publisher knows of us is missing. Unless a live event shows that,
+        # it is looked for as after a silence.
+        self._silent_since = now + SETTLE_S - self._silence_s
+        return self._ask()
 
     def on_disconnected(self) -> None:
-        self._standing.disconnect()
+        """Forget everything: the next connection may lead to another run."""
+        self._connected = False
+        if not self._ignores():
+            self._attempt += 1  # the answer to an earlier question is of no use
+            self._ask_at = self._silent_since = math.inf
+            self._failure = ""
+            self._enter(Phase.REPAIRING, "the connection broke")
+            self._progress.start_over()
 
     # Live messages
 
-    def on_live(self, sequence_frame: bytes, payload: bytes, now: float) -> list[Command]:
-        if self._standing.ignores():
-            return []
+    def on_live(self, sequence_frame: bytes, payload: bytes, now: float) -> Replay | None:
+        if self._ignores():
+            return None
         sequence = self._progress.read_sequence(sequence_frame)
         if sequence is None:
-            return []
-        self._watch.heard_live(now)
-        phase = self._standing.phase
-        if phase in _ASKING:
+            return None
+        self._silent_since, self._last_event = math.inf, now
+        if self.phase is not Phase.FOLLOWING:
             self._progress.see(sequence)
-            self._waiting.add(WaitingMessage(sequence, payload, self._replays.number))
-            return []
-        missing = self._live.follow(sequence, payload, now, unaided=phase is Phase.UNAIDED)
-        if not missing:
-            if now < self._stragglers_until:
-                self._forget_emptied()
-            return []
-        # It came before the question, so that the answer must include it.
-        self._progress.see(sequence)
-        self._waiting.add(WaitingMessage(sequence, payload, self._replays.number))
-        return self._repair(missing)
+            self._waiting.add(sequence, payload)
+            return None
+        question = self._follow(sequence, payload)
+        if question is None and now < self._stragglers_until:
+            self._forget_emptied()
+        return question
+
+    def _follow(self, sequence: int, payload: bytes) -> Replay | None:
+        """Apply a live event if it is the next, or ask for those before it."""
+        progress = self._progress
+        expected = progress.next
+        if sequence < expected:
+            progress.counters.duplicates += 1
+        elif sequence > expected:
+            progress.counters.gaps += 1
+            progress.see(sequence)
+            return self._repair(f"events {expected} to {sequence - 1} are missing")
+        elif (batch := progress.read(payload)) is not None:
+            progress.apply(batch)
+            progress.counters.lag_s = max(0.0, time.time() - batch.time)
+        return None
 
     def go_on(self) -> bool:
         """Apply more of what is left of large events; return whether anything still is.
         Whatever comes meanwhile is applied behind it, or forgets it.
         """
-        return not self._standing.ignores() and self._progress.go_on()
+        return not self._ignores() and self._progress.go_on()
 
     def on_foreign(self, kind: str, detail: str) -> None:
         """A message arrived that has not even the frames of an event."""
@@ -228,67 +213,57 @@ class EventStream:
 
     def on_replayed(
         self, attempt: int, sequence_frame: bytes, payload: bytes, now: float
-    ) -> list[Command]:
+    ) -> Replay | None:
         """Take a message of a replay's answer, its end included."""
-        if self._standing.ignores() or attempt != self._replays.number:
-            return []
-        if self._replays.rescue:
-            self._begin_rescue(now)
+        if self._ignores() or attempt != self._attempt:
+            return None
         if sequence_frame == END_OF_REPLAY:
-            return self._on_replay_ended(now)
+            return self._on_replay_ended()
         sequence = self._progress.read_sequence(sequence_frame)
-        if sequence is None:
-            return []
-        if not self._replays.take(sequence, payload, now):
-            return self._restart()
-        if self._standing.ignores():
+        if sequence is not None:
+            self._last_event = now
+            self._progress.apply_replayed(sequence, payload)
+        if self._ignores():
             self._waiting.empty()
-        return []
+        return None
 
-    def _on_replay_ended(self, now: float) -> list[Command]:
-        replays = self._replays
-        if replays.unproven:
-            return self._restart()
-        if (question := replays.ask_for_rest()) is not None:
-            return [question]
-        if self._waiting.overflow_noticed():
+    def _on_replay_ended(self) -> Replay | None:
+        if self._waiting.overflowed:
             return self._repair("more events came than could wait")
-        silence = self._standing.phase is Phase.CHECKING and self._watch.silent(now)
-        applied, nothing_live = replays.applied, not self._waiting
-        replays.whole()
-        # The answer is proof of where the worker is, whatever live messages said before.
-        self._live.forget_order()
+        self._backoff.reset()
+        self._failure = ""
+        if self.phase is Phase.CHECKING:
+            self._silent_since = math.inf
         self._forget_emptied()  # what was replayed is older
-        self._standing.enter(Phase.FOLLOWING)
-        commands = self._follow_waiting(now, answered=True)
-        if silence:
-            self._watch.silence_over(confirmed=not applied)
-            if applied and nothing_live:
-                logger.warning("%s: live events don't arrive, subscribing anew", self._label)
-                commands.append(Resubscribe())
-        return commands
+        self._enter(Phase.FOLLOWING)
+        for sequence, payload in self._waiting.empty():
+            # What is left came before the question, so that the answer will have it.
+            if question := self._follow(sequence, payload):
+                return question
+        return None
 
-    def on_replay_failed(self, attempt: int, why: str, now: float) -> list[Command]:
+    def on_replay_failed(self, attempt: int, why: str, now: float) -> None:
         """A replay could not be asked for, or its answer stopped coming."""
-        if self._standing.ignores() or attempt != self._replays.number:
-            return []
-        if self._replays.applied:
-            # The end got lost, as what exceeds the worker's send limit does: go on.
-            return [self._replays.ask()]
-        pause = self._replays.failed()
+        if self._ignores() or attempt != self._attempt:
+            return
+        pause = self._backoff.next_s()
         logger.warning("%s: %s; asking again in %.0f s", self._label, why, pause)
-        if self._standing.phase is Phase.CHECKING and not self._watch.silent(now):
-            # No sign that anything is amiss: live events go on.
-            self._watch.look_at(now + pause)
-            self._standing.enter(Phase.FOLLOWING)
-            return self._follow_waiting(now, answered=False)
-        self._replays.retry_at(now + pause)
-        if self._replays.rescue:
-            return []
-        self._progress.lose_touch(why)
-        self._watch.silence_over()
-        self._standing.enter(Phase.UNAIDED, why)
-        return self._follow_waiting(now, answered=False)
+        self._ask_at = now + pause
+        self._failure = why
+        self._enter(Phase.REPAIRING, why)
+
+    def _repair(self, cause: str) -> Replay | None:
+        """Suspend the blocks and catch up."""
+        self._enter(Phase.REPAIRING, cause)
+        return self._ask()
+
+    def _ask(self) -> Replay | None:
+        """Ask for all from the last event on that was applied: a snapshot has later numbers."""
+        self._progress.counters.replays += 1
+        self._attempt += 1
+        self._ask_at = math.inf
+        self._waiting.empty()
+        return Replay(self._attempt, max(0, self._progress.next - 1))
 
     # What the worker says of itself
 
@@ -300,83 +275,66 @@ class EventStream:
         self._stragglers_until = now + STRAGGLING_S
         self._forget_emptied()
 
+    def _forget_emptied(self) -> None:
+        """Later events were preceded by the one that says it, and what they stored is there."""
+        if self._emptied > max(self._progress.time, 0.0) and not self._ignores():
+            self._blocks.clear()
+
     # The clock
 
     def on_served(self, routed_at: float, now: float) -> None:
         """A request that was routed at ``routed_at`` and must have stored blocks ended on this
         rank.
         """
-        self._watch.served(routed_at, now)
+        if self._last_event < routed_at and self._silent_since == math.inf:
+            self._silent_since = now
 
-    def tick(self, now: float) -> list[Command]:
-        if self._standing.ignores():
-            return []
-        if self._standing.phase is Phase.UNAIDED:
-            if self._watch.silent(now):
-                self._watch.silence_over()
-                self._progress.lose_touch("it serves requests but sends no events")
-            return [self._replays.ask_for_rescue()] if self._replays.retry_due(now) else []
-        if self._standing.phase is Phase.FOLLOWING and self._watch.due(now):
-            self._standing.enter(Phase.CHECKING)
-            return [self._replays.ask()]
-        return []
+    def tick(self, now: float) -> Replay | None:
+        if self._ignores():
+            return None
+        if now >= self._ask_at:
+            return self._ask()
+        if now - self._silent_since < self._silence_s:
+            return None
+        if self.phase is Phase.FOLLOWING:
+            self._enter(Phase.CHECKING)
+            return self._ask()
+        if not (self._connected or self._said):
+            self._said = True
+            logger.warning("%s: no connection, though the worker serves requests", self._label)
+        return None
 
     # What can be seen
 
     @property
     def state(self) -> IndexState:
-        return self._standing.state
+        if self._closed:
+            return approximate("the worker is gone")
+        if self._blocks.unusable:
+            return approximate(self._blocks.unusable)
+        if not self._connected:
+            return degraded("no connection to its event endpoint")
+        if self._failure:
+            return approximate(self._failure)
+        if self.phase is Phase.REPAIRING:
+            return degraded(f"replay under way: {self._cause}; {self._progress.so_far}")
+        if self._progress.unknown:
+            return degraded(f"blocks stored earlier are unknown: {self._progress.unknown}")
+        if self._blocks.unmodelled:
+            return degraded(self._blocks.unmodelled)
+        return EXACT
 
     def statistics(self) -> StreamStatistics:
         return self._progress.counters
 
-    # From one phase to another
+    def _enter(self, phase: Phase, cause: str = "") -> None:
+        self.phase = phase
+        self._cause = cause
+        if phase is Phase.REPAIRING:
+            self._blocks.suspend()
+        else:
+            self._blocks.resume()
 
-    def _forget_emptied(self) -> None:
-        """Later events were preceded by the one that says it, and what they stored is there."""
-        if self._emptied > max(self._progress.time, 0.0) and not self._standing.ignores():
-            self._blocks.clear()
-
-    def _repair(self, cause: str) -> list[Command]:
-        """Suspend the blocks and catch up."""
-        self._standing.enter(Phase.REPAIRING, cause)
-        return [self._replays.ask()]
-
-    def _restart(self) -> list[Command]:
-        self._progress.counters.restarts += 1
-        logger.info("%s: its events started over", self._label)
-        return self._start_over("its events started over")
-
-    def _start_over(self, cause: str) -> list[Command]:
-        """Forget everything and replay from the beginning."""
-        self._progress.start_over()
-        self._live.forget_order()
-        return self._repair(cause)
-
-    def _begin_rescue(self, now: float) -> None:
-        """A replay endpoint that was silent answers: start over with its help."""
-        self._replays.begin_rescue()
-        self._progress.start_over()
-        self._live.forget_order()
-        self._standing.enter(Phase.REPAIRING, "the replay endpoint answers again")
-        # Live events applied until this moment may be younger than the answer.
-        self._watch.look_soon(now)
-
-    def _follow_waiting(self, now: float, *, answered: bool) -> list[Command]:
-        """Follow the live messages that waited; stop at one that needs a replay. The last one
-        came to its end if ``answered``.
-        """
-        asked, waiting = self._replays.number, self._waiting.empty()
-        unaided = self._standing.phase is Phase.UNAIDED
-        for position, (sequence, payload, attempt) in enumerate(waiting):
-            if not answered or attempt == asked:
-                missing = self._live.follow(sequence, payload, now, unaided=unaided)
-            elif self._replays.account_for(sequence):
-                missing = f"the replay ended before event {sequence}"
-            else:
-                continue
-            if missing:
-                for message in waiting[position:]:
-                    self._waiting.add(message)
-                return self._repair(missing)
-        return []
+    def _ignores(self) -> bool:
+        """Return whether nothing that arrives is of any use."""
+        return self._closed or bool(self._blocks.unusable)

@@ -9,7 +9,7 @@ event, then a sequence of -1 (``vllm.distributed.kv_events.ZmqEventPublisher``).
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, ClassVar, Final, cast
@@ -27,9 +27,8 @@ from common.observability.telemetry import TASK_FAILURES
 from common.request_plane.fleet_sockets import frontend_context
 from common.request_plane.loop_socket import LoopReader
 from frontend.router.event_wire import END_OF_REPLAY, SEQUENCE_BYTES
-from frontend.router.events.event_stream import EventStream
-from frontend.router.events.progress import SILENCE_S, StreamStatistics
-from frontend.router.events.replays import Command, Replay
+from frontend.router.events.event_stream import SILENCE_S, EventStream, Replay
+from frontend.router.events.progress import StreamStatistics
 from frontend.router.index import BlockIndexes, IndexState, TargetBlocks, approximate
 from frontend.router.inputs import EventSource, RoutableWorker
 
@@ -156,7 +155,7 @@ class KvEventSubscriber:
     def tick(self, now: float) -> None:
         for line in self._lines.values():
             line.stream.go_on()  # whoever was at it may have been cancelled
-            line.obey(line.stream.tick(now))
+            line.ask(line.stream.tick(now))
 
     def statistics(self) -> dict[int, StreamStatistics]:
         return {rank: line.stream.statistics() for rank, line in self._lines.items()}
@@ -182,7 +181,6 @@ class _Line:
         self._closed = False
         self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, calm_s=CALM_S)
         self._began = self._clock()
-        self._listening: asyncio.Task[None] | None = None
         self._replaying: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.stream = self._new_stream()
@@ -197,14 +195,12 @@ class _Line:
                 self._indexes,
             ),
             f"KV events of {worker.worker_id} rank {self._source.rank}",
-            replayable=bool(self._source.replay_endpoint),
             silence_s=self._feeds.silence_s,
         )
 
     def start(self) -> None:
         self._began = self._clock()
-        self._listening = self._spawn(self._listen(), "listen")
-        self.obey(self.stream.start())
+        self._spawn(self._listen(), "listen")
 
     def stop(self) -> None:
         self._closed = True
@@ -216,14 +212,14 @@ class _Line:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def obey(self, commands: Sequence[Command]) -> None:
-        for command in commands:
-            if isinstance(command, Replay):
-                _cancel_other(self._replaying)
-                self._replaying = self._spawn(self._replay(command), "replay")
-            else:
-                _cancel_other(self._listening)
-                self._listening = self._spawn(self._listen(), "listen")
+    def ask(self, question: Replay | None) -> None:
+        """Ask a question of the stream, if it has one, in place of the one before."""
+        if question is None:
+            return
+        # The task of the one before may be the one that runs now, and ends by itself.
+        if self._replaying is not None and self._replaying is not asyncio.current_task():
+            self._replaying.cancel()
+        self._replaying = self._spawn(self._replay(question), "replay")
 
     async def _listen(self) -> None:
         await self._turns.come()
@@ -241,7 +237,7 @@ class _Line:
                         if len(frames) != 3 or frames[0] != self._topic:
                             self.stream.on_foreign("frames", f"{len(frames)} frames")
                         else:
-                            self.obey(self.stream.on_live(frames[1], frames[2], self._clock()))
+                            self.ask(self.stream.on_live(frames[1], frames[2], self._clock()))
                     await self._finish()
             finally:
                 watching.cancel()
@@ -254,34 +250,33 @@ class _Line:
         while True:
             event = await recv_monitor_message(monitor)
             if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.obey(self.stream.on_connected(self._clock()))
+                self.ask(self.stream.on_connected(self._clock()))
             elif event["event"] == zmq.EVENT_DISCONNECTED:
                 self.stream.on_disconnected()
 
-    async def _replay(self, command: Replay) -> None:
+    async def _replay(self, question: Replay) -> None:
         """Ask for a replay, over a fresh connection so that no old answer mixes in."""
         endpoint = self._source.replay_endpoint
-        assert endpoint is not None
         loop = asyncio.get_running_loop()
         await self._turns.come()
         with self._socket(zmq.DEALER) as (socket, reader):
             try:
                 async with asyncio.timeout(self._feeds.replay_timeout_s) as limit:
                     socket.connect(endpoint)
-                    question = [b"", command.start.to_bytes(SEQUENCE_BYTES, "big")]
-                    socket.send_multipart(question, zmq.NOBLOCK)
+                    asked = [b"", question.start.to_bytes(SEQUENCE_BYTES, "big")]
+                    socket.send_multipart(asked, zmq.NOBLOCK)
                     while True:
                         frames = await self._receive(reader)
                         limit.reschedule(None)  # what we ourselves take is not the worker's
                         async with self._turns:
-                            over = self._pass_on(command.attempt, frames)
+                            over = self._pass_on(question.attempt, frames)
                         await self._finish()
                         if over:
                             return
                         limit.reschedule(loop.time() + self._feeds.replay_timeout_s)
             except TimeoutError:
                 why = f"replay endpoint {endpoint} does not answer"
-                self.obey(self.stream.on_replay_failed(command.attempt, why, self._clock()))
+                self.stream.on_replay_failed(question.attempt, why, self._clock())
 
     async def _finish(self) -> None:
         """Apply what is left of a large event, and let others have their turn in between."""
@@ -291,13 +286,12 @@ class _Line:
                 left = self.stream.go_on()
 
     def _pass_on(self, attempt: int, frames: list[bytes]) -> bool:
-        """Hand on one message of a replay; whether it was the last or none is wanted."""
+        """Hand on one message of a replay; return whether it was the last."""
         if len(frames) != 4 or (frames[1] != self._topic and frames[2] != END_OF_REPLAY):
             self.stream.on_foreign("frames", f"{len(frames)} frames in a replay")
             return False
-        commands = self.stream.on_replayed(attempt, frames[2], frames[3], self._clock())
-        self.obey(commands)
-        return frames[2] == END_OF_REPLAY or any(isinstance(one, Replay) for one in commands)
+        self.ask(self.stream.on_replayed(attempt, frames[2], frames[3], self._clock()))
+        return frames[2] == END_OF_REPLAY
 
     async def _receive(self, reader: LoopReader) -> list[bytes]:
         """The frames of the next message; none if they are too many."""
@@ -353,9 +347,3 @@ class _Line:
         self.stream.close()
         self.stream = self._new_stream()
         self.start()
-
-
-def _cancel_other(task: asyncio.Task[None] | None) -> None:
-    """Cancel a task, unless it is the one that runs now and will end by itself."""
-    if task is not None and task is not asyncio.current_task():
-        task.cancel()

@@ -2,7 +2,6 @@
 
 from frontend.router.selection.costs import (
     Candidates,
-    Costs,
     Estimate,
     Estimator,
     Work,
@@ -11,20 +10,18 @@ from frontend.router.selection.costs import (
     cost_of_work,
     parts_of_cost,
 )
-from frontend.router.selection.load import BusyThresholds, LoadTracker, Reported, TargetLoad
+from frontend.router.selection.load import BusyThresholds, LoadTracker, TargetLoad
 from frontend.router.selection.media_placement import EncodedMedia, MediaPlacement
 from frontend.router.selection.step_times import StepTimes
 
 __all__ = [
     "BusyThresholds",
     "Candidates",
-    "Costs",
     "EncodedMedia",
     "Estimate",
     "Estimator",
     "LoadTracker",
     "MediaPlacement",
-    "Reported",
     "StepTimes",
     "TargetLoad",
     "Work",

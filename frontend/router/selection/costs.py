@@ -19,8 +19,6 @@ import heapq
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-import msgspec
-
 from common.identity import BlockHash, Target, WorkerId
 from frontend.router.hashing import HashScheme
 from frontend.router.index import BlockIndexes
@@ -66,7 +64,7 @@ class Estimate(NamedTuple):
         return "media" if work[2:] != self.nowhere[2:] else "load"
 
 
-class Costs(msgspec.Struct, frozen=True, gc=False):
+class Costs(NamedTuple):
     """The parts of a cost, in tokens, each multiplied by the pace: of the request, of the
     target's load, and until the step that runs has ended. Their sum is the cost.
     """

@@ -7,11 +7,12 @@ Also here: which targets are busy, so that they should get nothing more.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from common.identity import RequestId, Target, WorkerId
+from common.request_plane.step_sums import RankStatus
 
 
 class TargetLoad(NamedTuple):
@@ -55,23 +56,7 @@ class _Request:
     decoding: bool = False
 
 
-class Reported(NamedTuple):
-    """What a worker reports of one of its ranks. Others are all frontends but this one.
-
-    Attributes:
-        active, prefill_tokens, decode_tokens: of others, as in :class:`TargetLoad`.
-        waiting: requests in its queue, whoever sent them.
-        kv_usage: share of its KV cache in use by requests, 0 to 1.
-    """
-
-    active: int = 0
-    waiting: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    kv_usage: float = 0.0
-
-
-_NO_REPORT = Reported()
+_NO_REPORT = RankStatus(0, 0, 0, 0.0, 0, 0, 0)
 _NOTHING = _Own()
 _NEVER_BUSY = BusyThresholds()
 _MAX_SLOTS: Final = 1 << 32
@@ -102,7 +87,7 @@ class LoadTracker:
         self._own: dict[Target, _Own] = {}
         self._ranks: dict[WorkerId, tuple[Target, ...]] = {}
         self._capacity: dict[WorkerId, tuple[int, int]] = {}
-        self._reports: dict[Target, Reported] = {}
+        self._reports: dict[Target, RankStatus] = {}
         self._expires: dict[WorkerId, float] = {}
         self._requests: dict[RequestId, _Request] = {}
 
@@ -171,19 +156,16 @@ class LoadTracker:
             own.prefill_tokens -= request.prefill_tokens
         self._update(request.target)
 
-    def reported(self, worker_id: WorkerId, ranks: Mapping[int, Reported]) -> None:
-        """Take a worker's view of itself, by rank. Unknown workers and ranks are ignored."""
+    def reported(self, worker_id: WorkerId, ranks: Iterable[RankStatus]) -> None:
+        """Take what a worker says of its ranks. Unknown workers and ranks are ignored."""
         expires = self._clock() + self._report_ttl_s
-        told = False
-        for target in self._ranks.get(worker_id, ()):
-            report = ranks.get(target.rank)
-            if report is not None:
+        for report in ranks:
+            target = Target(worker_id, report.rank)
+            if target in self._own:
                 self._reports[target] = report
                 self._update(target)
-                told = True
-        if told:
-            self._expires[worker_id] = expires
-            self._next_expiry = min(self._next_expiry, expires)
+                self._expires[worker_id] = expires
+                self._next_expiry = min(self._next_expiry, expires)
 
     def load(self, target: Target) -> TargetLoad:
         self._expire()
@@ -209,7 +191,12 @@ class LoadTracker:
         own, report = self._own.get(target, _NOTHING), self._reports.get(target, _NO_REPORT)
         return (
             TargetLoad(own.active, 0, own.prefill_tokens, own.decode_tokens),
-            TargetLoad(report.active, report.waiting, report.prefill_tokens, report.decode_tokens),
+            TargetLoad(
+                report.others_active,
+                report.waiting,
+                report.others_prefill_tokens,
+                report.others_decode_tokens,
+            ),
         )
 
     def _expire(self) -> None:
@@ -225,14 +212,14 @@ class LoadTracker:
 
     def _update(self, target: Target) -> None:
         own, report = self._own[target], self._reports.get(target, _NO_REPORT)
-        active = own.active + report.active
+        active = own.active + report.others_active
         _, slots = self._capacity[target.worker_id]
         load = TargetLoad(
             active,
             # Requests that ended since the report can't be waiting any more.
             max(min(report.waiting, active), active - slots),
-            own.prefill_tokens + report.prefill_tokens,
-            own.decode_tokens + report.decode_tokens,
+            own.prefill_tokens + report.others_prefill_tokens,
+            own.decode_tokens + report.others_decode_tokens,
         )
         self._loads[target] = load
         self._prices[target] = self._price(load)

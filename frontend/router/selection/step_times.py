@@ -13,6 +13,7 @@ reports.
 """
 
 import math
+import operator
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -108,15 +109,15 @@ class StepTimes:
         self.fleet = GUESS
         self.known = False
 
-    def pace(self, target: Target) -> float:
+    def pace(self, target: Target, now: float) -> float:
         """Return how many times longer a target takes than the median one; 1 if that is unknown."""
         known = self._targets.get(target)
-        if known is None or not self.known or self._is_forgotten(known):
+        if known is None or not self.known or _is_forgotten(known, now):
             return 1.0
         return _pace(known.sums, self.fleet)
 
-    def rounded_pace(self, target: Target) -> float:
-        return math.exp(_ROUNDED * round(math.log(self.pace(target)) / _ROUNDED))
+    def rounded_pace(self, target: Target, now: float) -> float:
+        return math.exp(_ROUNDED * round(math.log(self.pace(target, now)) / _ROUNDED))
 
     def reported(self, worker_id: WorkerId, steps: Iterable[StepSums]) -> bool:
         """Take what a worker's steps add up to by now; return whether all paces have changed."""
@@ -135,14 +136,16 @@ class StepTimes:
     def drop(self, target: Target) -> None:
         self._targets.pop(target, None)
 
-    def first_token_ms(self, target: Target, load: TargetLoad, work: Work) -> float | None:
+    def first_token_ms(
+        self, target: Target, load: TargetLoad, work: Work, now: float
+    ) -> float | None:
         """Predict after how many milliseconds the first token comes; None if too few steps are
         known.
         """
         if not self.known:
             return None
         tokens = load.prefill_tokens + work.prefill_tokens + work.media_tokens
-        return self.pace(target) * self.fleet.ms(1, tokens) + self._overhead_ms
+        return self.pace(target, now) * self.fleet.ms(1, tokens) + self._overhead_ms
 
     def first_token_came(self, expected_ms: float, after_ms: float) -> None:
         """Learn the overhead of everything but the engine from a first token that came."""
@@ -155,30 +158,29 @@ class StepTimes:
         """Count the steps that are new; return None if none are."""
         sums = msgspec.structs.astuple(report)[1:]
         known = self._targets.get(target)
-        if known is None or any(now < then for now, then in zip(sums, known.last, strict=True)):
+        if known is None or any(map(operator.lt, sums, known.last)):
             # All that the engine did before we came, or since it began anew.
             known = self._targets[target] = _Known()
-        new = [now - then for now, then in zip(sums, known.last, strict=True)]
+        new = [told - before for told, before in zip(sums, known.last, strict=True)]
         if not new[0]:
             return None
-        if self._is_forgotten(known):
+        now = self._clock()
+        if _is_forgotten(known, now):
             known.sums = _NO_SUMS
-        known.last, known.stepped = sums, self._clock()
+        known.last, known.stepped = sums, now
         kept, counts = math.exp(-new[0] / MEMORY), min(1.0, MEMORY / new[0])
         known.sums = tuple(
             kept * old + counts * one for old, one in zip(known.sums, new, strict=True)
         )
         return known
 
-    def _is_forgotten(self, known: _Known) -> bool:
-        return self._clock() - known.stepped > FORGET_S
-
     def _fit_fleet(self) -> None:
         self._reports = 0
+        now = self._clock()
         told = [
             one
             for one in self._targets.values()
-            if one.sums[0] >= _ENOUGH_OF_ONE and not self._is_forgotten(one)
+            if one.sums[0] >= _ENOUGH_OF_ONE and not _is_forgotten(one, now)
         ]
         if sum(one.sums[0] for one in told) >= ENOUGH_STEPS:
             self.known = True
@@ -187,6 +189,10 @@ class StepTimes:
                 statistics.median_low(one.rates.step for one in told),
                 statistics.median_low(one.rates.token for one in told),
             )
+
+
+def _is_forgotten(known: _Known, now: float) -> bool:
+    return now - known.stepped > FORGET_S
 
 
 def _pace(sums: _Sums, expected: Rates) -> float:

@@ -3,8 +3,10 @@ field of both configurations is compared. No engine."""
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Final
 
 import pytest
 from transformers import PretrainedConfig
@@ -15,11 +17,36 @@ from vllm.entrypoints.launchers.api_server import entry
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from backend_worker.engine.config import ON_PURPOSE, prepare_environment
+from backend_worker.engine.config import prepare_environment
 from common.errors import ConfigurationError
 from common.vllm_compat.engine_arguments import check_arguments
 from common.vllm_compat.features import server_arguments
 from tests.unit.backend_worker.configured import ours
+
+ON_PURPOSE: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "cache_config.prefix_caching_hash_algo": "frontends make the same hashes, which they could "
+        "not of Python's pickles; what the user gives stays",
+        "kv_events_config": "they tell frontends what is cached; what the user gives stays",
+        "model_config.multimodal_config.enable_mm_embeds": "what the user gives: vLLM lets clients "
+        "send embeddings wherever there is a connector, and they can end an engine",
+        "model_config.multimodal_config.allow_missing_mm_embeddings": "as above",
+        "ec_transfer_config.ec_connector": "one of ours, whose memory is found and removed if the "
+        "engine is killed, and which does not end the engine when a medium has no room",
+        "ec_transfer_config.ec_connector_module_path": "as above",
+        "ec_transfer_config.ec_connector_extra_config": "as above",
+        "profiler_config.ignore_frontend": "vLLM starts and stops this process's profiler in any "
+        "threads: PyTorch's second one kills it",
+        "scheduler_config.encoder_cache_size": "with --encoder-cache-tokens, for which vLLM has "
+        "no flag",
+        "speculative_config.disable_lookahead_block_hashes": "frontends hash a prompt's blocks by "
+        "themselves, without what comes after",
+        "parallel_config._api_process_count": "a worker is one process; with several ranks "
+        "`vllm serve` starts a server for each",
+        "parallel_config._api_process_rank": "as above",
+    }
+)
+"""Fields of vLLM's configuration that are others in a worker than in ``vllm serve``: the reason."""
 
 DRAWN = {
     "ec_transfer_config.engine_id",

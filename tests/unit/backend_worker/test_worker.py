@@ -60,7 +60,7 @@ async def test_a_worker_that_can_not_say_that_it_leaves_drains_all_the_same(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception | None
 ) -> None:
     monkeypatch.setattr(worker, "SAY_S", 0.05)
-    args = parse(["--model", "m", f"--discovery-dir={tmp_path}"])
+    args = parse(["--model", "m", f"--discovery={tmp_path}"])
     service: Any = Service()
     publisher = Publisher(error)
     leaving = asyncio.create_task(worker._leave(args, service, publisher, make_card()))
@@ -86,7 +86,7 @@ def unstartable(model: Path, tmp_path: Path) -> Path:
 
 async def refused(model: Path, directory: Path, *flags: str) -> str:
     """What a worker says of its engine."""
-    args = parse([str(model), f"--discovery-dir={directory}", *flags])
+    args = parse([str(model), f"--discovery={directory}", *flags])
     with pytest.raises(ConfigurationError) as caught:
         await worker._run(args)
     return str(caught.value)
@@ -123,5 +123,5 @@ def test_a_tokenizer_that_is_not_there(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        parse([str(model), f"--discovery-dir={tmp_path}", "--tokenizer=/no/such"])
+        parse([str(model), f"--discovery={tmp_path}", "--tokenizer=/no/such"])
     assert "error: --tokenizer: there is no /no/such\n" in capsys.readouterr().err

@@ -1,9 +1,18 @@
 import json
 
 import pytest
+from pydantic import ValidationError
 
-from common.errors import CardError, CardIncompatibleError
-from common.request_plane.card import CARD_VERSION, WorkerCard, check_compatible
+from common.errors import CardError, CardIncompatibleError, causes
+from common.request_plane.card import (
+    CARD_VERSION,
+    MAX_ADAPTERS,
+    MAX_RANKS,
+    Adapter,
+    KvEventSource,
+    WorkerCard,
+    check_compatible,
+)
 from tests.fakes.cards import make_card
 
 
@@ -47,6 +56,52 @@ def test_more_ranks_than_can_be_are_refused() -> None:
         WorkerCard.from_json(json.dumps(raw).encode())
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"served_model_names": [1] * 16_000},
+        {"kv_event_sources": [{}] * 16_000},
+        {"kv_event_sources": [{}] * 300_000},
+        {"ranks": ["x"] * 200_000},
+        {"adapters": [{}] * 16_000},
+        {"x" * 500_000: 1},
+        {str(i): 1 for i in range(100_000)},
+    ],
+    ids=lambda change: "".join(change)[:10],
+)
+def test_a_card_of_wrong_things_by_the_thousand_costs_one_error(change: dict[str, object]) -> None:
+    raw = json.loads(make_card().to_json()) | change
+    with pytest.raises(CardError) as caught:
+        WorkerCard.from_json(json.dumps(raw).encode())
+    assert len(str(caught.value)) < 300
+    assert all(
+        each.error_count() < 10
+        for each in causes(caught.value)
+        if isinstance(each, ValidationError)
+    )
+
+
+def test_the_largest_honest_card_is_taken() -> None:
+    card = make_card(
+        ranks=list(range(MAX_RANKS)),
+        kv_event_sources=[
+            KvEventSource(
+                rank=rank,
+                endpoint=f"tcp://worker-7.workers.svc.cluster.local:{20000 + rank}",
+                replay_endpoint=f"tcp://worker-7.workers.svc.cluster.local:{30000 + rank}",
+                topic="kv-events",
+                buffer_steps=10_000,
+            )
+            for rank in range(MAX_RANKS)
+        ],
+        adapters=[
+            Adapter(name=f"adapter-{i}", path=f"/models/adapters/{i}/{'x' * 100}")
+            for i in range(MAX_ADAPTERS)
+        ],
+    )
+    assert WorkerCard.from_json(card.to_json()) == card
+
+
 def test_another_card_version_is_refused() -> None:
     raw = json.loads(make_card().to_json())
     raw["card_version"] = CARD_VERSION + 1
@@ -85,7 +140,6 @@ def test_workers_may_differ_in_what_does_not_change_hashes() -> None:
             "cache.hash_algorithm",
             ("sha256_cbor", "sha256"),
         ),
-        ({"vllm_version": "0.33.0"}, "vllm_version", ("0.32.0", "0.33.0")),
         ({"served_model_names": ["x"]}, "served_model_names", ("demo", "x")),
     ],
 )

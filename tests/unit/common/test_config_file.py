@@ -15,13 +15,11 @@ from common.errors import ConfigurationError
 class Odd(FlagSettings):
     flag_group: ClassVar[str] = "odd"
     flag_prefix: ClassVar[str] = "odd-"
-    alternatives: ClassVar[frozenset[str]] = frozenset({"one", "other"})
 
     count: int = Field(1, ge=1, description="a number")
     pause_s: float = Field(2.0, description="how long")
     quiet: bool = Field(False, description="a switch")
     one: str | None = Field(None, description="a way")
-    other: str | None = Field(None, description="another way")
 
 
 @pytest.fixture
@@ -57,13 +55,6 @@ def test_the_file_has_a_variable_of_its_own(file: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("MMROUTER_CONFIG", str(file))
     line = read_command_line(ArgumentParser(), (ConfigSettings, Odd), FRONTEND, [])
     assert Odd.from_args(line.ours) == Odd(count=5)
-
-
-def test_of_alternatives_the_file_comes_last(file: Path) -> None:
-    assert odd(file, "odd-one: a", MMROUTER_ODD_OTHER="b") == Odd(other="b")
-    assert odd(file, "odd-one: a", "--odd-other=b") == Odd(other="b")
-    with pytest.raises(ConfigurationError, match=r"odd-one and .*odd-other say the same thing"):
-        odd(file, "odd-one: a\nodd-other: b")
 
 
 @pytest.mark.parametrize(

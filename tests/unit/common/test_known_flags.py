@@ -152,3 +152,12 @@ def test_flags_of_a_platform_that_is_not_vllms(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("common.cli.known_flags.entry_points", lambda group: [group])
     assert fault("worker", "--of-another-device=1") is None
     assert "means nothing here" in str(fault("worker", "--port=1"))
+
+
+@pytest.mark.parametrize("flag", ["--tool-call-parser", "--reasoning-parser"])
+def test_a_parser_that_does_not_exist(flag: str) -> None:
+    said = fault("frontend", flag, "hermess" if "tool" in flag else "qwen33")
+    assert said is not None and said.startswith(f"{flag}: ") and "did you mean" in said
+    assert fault("frontend", f"{flag}={'hermes' if 'tool' in flag else 'qwen3'}") is None
+    plugin = "--tool-parser-plugin=mine.py"
+    assert fault("frontend", plugin, f"{flag}=mine") is None, "the plug-in may have it"

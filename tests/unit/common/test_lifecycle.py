@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from common.errors import ProtocolError
-from common.request_plane.lifecycle import FINAL, MEANING, TRANSITIONS, Event, Lifecycle, State
-from setup.lifecycle_page import page
+from common.request_plane.lifecycle import FINAL, TRANSITIONS, Event, Lifecycle, State
+from setup.lifecycle_page import MEANING, page
 
 DOCS = Path(__file__).parents[3] / "docs"
 

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import ClassVar
 
 import pytest
 
-from common.cli.fleet_status import show_status
+from common.cli.mmrouter import show_status
 from tests.unit.frontend.http.views import view
 
 KEY = "the-key-of-admins"
@@ -34,6 +35,8 @@ def mmrouter(*words: str) -> subprocess.CompletedProcess[str]:
         (["doctor", "--prot=1"], 2, "did you mean --port?"),
         (["fleet-key", "--help"], 0, "Make the key"),
         (["status", "--help"], 0, "--admin-key-file FILE"),
+        (["up", "--help"], 0, "usage: mmrouter up [MODEL]"),
+        (["up", "/no/such"], 2, "error: there is no directory /no/such"),
         (["fronted"], 2, "there is no command 'fronted'"),
     ],
 )
@@ -96,6 +99,10 @@ def test_health_in_words(frontend: str, key_file: str, capsys: pytest.CaptureFix
     Frontend.answers = {
         "/mmrouter/workers": [each.model_dump() for each in workers],
         "/mmrouter/workers/refused": [{"worker_id": "w7", "reason": "another model"}],
+        "/mmrouter/events": [
+            {"at": time.time() - ago, "worker_id": "w8", "what": what, "reason": "it hung up"}
+            for ago, what in ((180, "lost"), (170, "joined"), (86_400, "lost"))
+        ],
     }
     assert show_status(["--url", frontend, "--admin-key-file", key_file]) == 0
     out = capsys.readouterr().out
@@ -105,12 +112,13 @@ def test_health_in_words(frontend: str, key_file: str, capsys: pytest.CaptureFix
     for line, each in zip(lines, health, strict=False):
         assert each in line
     assert lines[0].split() == ["w0", "qwen", "healthy", "3", "0", "50%", "0", "shm"]
-    assert lines[-1] == "refused: w7: another model"
+    assert lines[-2:] == ["refused: w7: another model", "lost 3 min ago: w8: it hung up"]
     assert out.replace("\n", "").isprintable()
 
 
 def test_none_is_healthy(frontend: str, key_file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Frontend.answers = {"/mmrouter/workers": [], "/mmrouter/workers/refused": []}
+    paths = ("/mmrouter/workers", "/mmrouter/workers/refused", "/mmrouter/events")
+    Frontend.answers = {path: [] for path in paths}
     assert show_status([f"--url={frontend}", f"--admin-key-file={key_file}"]) == 1
     assert capsys.readouterr().out == "no workers\n"
 

@@ -52,7 +52,7 @@ def offered(script: Path, *words: str, within: Path = Path("/")) -> list[str]:
 @pytest.mark.skipif(BASH is None, reason="there is no bash")
 def test_bash_offers_flags_values_and_files(script: Path, tmp_path: Path) -> None:
     flags = set(offered(script, "--"))
-    assert {"--discovery-dir", "--fleet-key-file", "--version", "--completion"} <= flags
+    assert {"--discovery", "--fleet-key-file", "--version", "--completion"} <= flags
     assert offered(script, "--completion", "") == ["bash", "zsh"]
     (tmp_path / "fleet.key").touch()
     assert offered(script, "--fleet-key-file", "fl", within=tmp_path) == ["fleet.key"]

@@ -27,7 +27,6 @@ from common.request_plane.protocol import (
     Output,
     Outputs,
     Ping,
-    RankStatus,
     Status,
     Submit,
     Supply,
@@ -35,6 +34,7 @@ from common.request_plane.protocol import (
     ToWorker,
     Welcome,
 )
+from common.request_plane.step_sums import RankStatus
 from common.request_plane.wire import Codec
 
 R = RequestId("r")

@@ -20,7 +20,7 @@ def arenas() -> set[Path]:
 
 @pytest.fixture
 def args(tmp_path: Path) -> FrontendArgs:
-    return parse([f"--discovery-dir={tmp_path}", "--mm-arena-gb=0.001"])
+    return parse([f"--discovery={tmp_path}", "--mm-arena-gb=0.001"])
 
 
 async def test_all_of_it_is_there_and_gone_afterwards(args: FrontendArgs) -> None:

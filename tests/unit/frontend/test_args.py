@@ -66,7 +66,7 @@ def test_no_other_way_to_fetch_media_is_taken(
         ("MM_ARENA_GB", ["x", "nan", "inf", "-1"]),
         ("DRAIN_TIMEOUT", ["x", "nan", "inf", "-1"]),
         ("LOG_LEVEL", ["x", "loud"]),
-        ("DISCOVERY", ["etcd://host", "/run/cards", "file://host/run/cards"]),
+        ("DISCOVERY", ["etcd://host", "file://host/run/cards"]),
         ("PREPROCESS_WORKERS", ["x", "-1"]),
         ("MAX_BODY_MB", ["x", "inf", "1e305"]),
     ],
@@ -89,18 +89,18 @@ def test_what_the_environment_says_is_never_taken_for_something_else(
 
 DIVIDED = {
     "http": {
-        "max_inflight", "max_connections", "body_memory_mb", "pooling_inputs", "pooling_memory_mb",
+        "max_inflight", "max_connections", "body_memory_mb", "pooling_memory_mb",
     },
     "media": {"held_mb", "decoding_megapixels", "cache_mb"},
-    "preprocess": {"workers", "queue"},
+    "preprocess": {"workers"},
 }  # fmt: skip
 """What is limited for the frontend as a whole."""
 
 PER_REQUEST = {
     "max_choices",
-    "max_body_mb", "key_share", "head_timeout_s", "body_timeout_s", "send_timeout_s",
+    "max_body_mb", "key_share", "body_timeout_s", "send_timeout_s",
     "max_pooling_inputs",
-    "allow_private", "max_redirects", "timeout_s", "max_mb", "max_pixels", "max_video_pixels",
+    "allow_private", "timeout_s", "max_mb", "max_pixels",
     "max_per_request", "max_request_mb", "max_request_megapixels", "decode_timeout_s",
     "allowed_domains", "local_root", "rules",
 }  # fmt: skip
@@ -141,13 +141,13 @@ def test_processes_together_have_what_one_would_have(processes: int) -> None:
 def test_no_process_has_less_than_one_request_may_take() -> None:
     whole = parse(
         [
-            "--processes=64", "--max-inflight=3", "--max-connections=1", "--preprocess-queue=1",
+            "--processes=64", "--max-inflight=3", "--max-connections=1",
             "--max-body-mb=80", "--body-memory-mb=100", "--media-held-mb=600",
             "--media-decoding-megapixels=900",
         ]
     )  # fmt: skip
     share = whole.share
-    assert (share.http.max_inflight, share.http.max_connections, share.preprocess.queue) == (1,) * 3
+    assert (share.http.max_inflight, share.http.max_connections) == (1, 1)
     assert share.http.body_memory_bytes == share.http.max_body_bytes == whole.http.max_body_bytes
     for limit in ("max_request_bytes", "max_request_pixels"):
         assert getattr(share.media, limit) == getattr(whole.media, limit)
@@ -234,7 +234,7 @@ def test_what_vllm_says_by_default_is_ours_unless_it_is_given() -> None:
         (["--http-host="], "--host is empty"),
         (["--uds="], "--uds is empty: leave it out"),
         (["--ssl-certfile=", "--ssl-keyfile="], "--ssl-certfile is empty: leave it out"),
-        (["--discovery-dir="], "--discovery-dir is empty: leave it out"),
+        (["--discovery="], "--discovery='' is unusable: "),
         (["--otlp-traces-endpoint="], "--otlp-traces-endpoint='' is unusable: it is empty"),
     ],
 )

@@ -118,7 +118,7 @@ class Frontend:
         fleets = self.models.fleets
         history, management = History(), Management(lambda: (), None)
         routers = operator_routers(
-            fleets, self.media_sender, None, history, self.models.forget_media, management
+            fleets, self.media_sender, None, history, self.models.forget_media, management, "kv"
         )
         self.gate = ReadinessGate(fleets.check_available, operator_app(routers, ""))
         server: Any = SimpleNamespace(accept=lambda: None)
@@ -248,16 +248,25 @@ async def test_operators_are_answered_while_nobody_is_there(frontend: Frontend) 
         assert "there is no worker 'w0'" in unknown.json()["error"]["message"]
 
 
+async def test_the_frontend_says_what_it_is(frontend: Frontend) -> None:
+    async with frontend.http() as http:
+        said, later = [(await http.get("/mmrouter/summary")).json() for _ in range(2)]
+    assert (said["models"], said["mode"], said["processes"]) == ([], "kv", 1)
+    assert "vLLM" in said["version"] and said["host"]
+    assert said["started"] == later["started"] <= said["now"] <= later["now"]
+
+
 async def test_a_worker_that_has_left_stays_among_the_events(
     loads: Loads, frontend: Frontend
 ) -> None:
     card = frontend.come("alpha")
-    await until(lambda: frontend.serving() == ["alpha"])
+    await until(lambda: figures("alpha") == [1, 1, 0])
     await frontend.leave(card)
     await until(lambda: loads.closed == ["alpha"])
     async with frontend.http() as http:
         assert (await http.get("/mmrouter/workers")).json() == []
         events = (await http.get("/mmrouter/events")).json()
+        assert (await http.get("/mmrouter/events?last=1")).json() == events[:1]
     mine = [each for each in events if each["worker_id"] == card.worker_id]
     assert {"joined", "removed"} <= {each["what"] for each in mine}
     assert [each["at"] for each in events] == sorted((each["at"] for each in events), reverse=True)

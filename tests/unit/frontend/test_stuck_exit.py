@@ -21,7 +21,7 @@ main()
 
 def test_more_stuck_threads_than_it_can_bear_end_it_with_status_1(tmp_path: Path) -> None:
     program = PROGRAM.format(count=MAX_STUCK + 1)
-    flags = [f"--discovery-dir={tmp_path}", "--mm-arena-gb=0.001", f"--uds={tmp_path}/socket"]
+    flags = [f"--discovery={tmp_path}", "--mm-arena-gb=0.001", f"--uds={tmp_path}/socket"]
     ran = subprocess.run(
         [sys.executable, "-c", program, *flags], capture_output=True, text=True, timeout=240
     )
@@ -32,7 +32,7 @@ def test_more_stuck_threads_than_it_can_bear_end_it_with_status_1(tmp_path: Path
 def test_as_many_as_it_can_bear_do_not(tmp_path: Path) -> None:
     program = PROGRAM.format(count=MAX_STUCK)
     socket = tmp_path / "socket"
-    flags = [f"--discovery-dir={tmp_path}", "--mm-arena-gb=0.001", f"--uds={socket}"]
+    flags = [f"--discovery={tmp_path}", "--mm-arena-gb=0.001", f"--uds={socket}"]
     with subprocess.Popen([sys.executable, "-c", program, *flags]) as running:
         while running.poll() is None and not socket.exists():
             time.sleep(0.05)

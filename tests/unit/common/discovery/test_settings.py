@@ -11,7 +11,7 @@ from common.discovery.settings import (
     check_place,
     default_discovery_dir,
 )
-from common.errors import ConfigurationError, DiscoveryError
+from common.errors import DiscoveryError
 from tests.fakes.cards import make_card
 
 
@@ -54,11 +54,11 @@ async def test_one_that_somebody_else_made_first_is_refused(temporary: Path) -> 
     name = temporary / f"mmrouter-{USER}"
     name.mkdir()
     name.chmod(0o777)
-    with pytest.raises(DiscoveryError, match="--discovery-dir"):
+    with pytest.raises(DiscoveryError, match="--discovery"):
         await FileCardPublisher(name).publish(make_card())
     name.rmdir()
     name.symlink_to(temporary.parent)
-    with pytest.raises(DiscoveryError, match="--discovery-dir"):
+    with pytest.raises(DiscoveryError, match="--discovery"):
         await FileCardPublisher(name).publish(make_card())
     name.unlink()
     async with FileCardPublisher(name) as publisher:
@@ -78,16 +78,14 @@ def test_where_cards_are_is_a_url_or_a_directory(monkeypatch: pytest.MonkeyPatch
     default = str(default_discovery_dir())
     assert discovered() == default
     assert discovered("--discovery", "file:///a%20b") == "/a b"
-    assert discovered("--discovery-dir", "here") == "here"
+    assert discovered("--discovery", "here") == "here"
     monkeypatch.setenv("MMROUTER_DISCOVERY", "file:///environment")
     assert discovered() == "/environment"
     assert discovered("--discovery", "file:///flag") == "/flag"
-    assert discovered("--discovery-dir", "/flag") == "/flag"
-    monkeypatch.setenv("MMROUTER_DISCOVERY", "")
-    monkeypatch.setenv("MMROUTER_DISCOVERY_DIR", "/other")
+    monkeypatch.setenv("MMROUTER_DISCOVERY", "/other")
     assert discovered() == "/other"
-    assert discovered("--discovery", "file:///flag") == "/flag"
-    monkeypatch.setenv("MMROUTER_DISCOVERY_DIR", "")
+    assert discovered("--discovery", "/flag") == "/flag"
+    monkeypatch.setenv("MMROUTER_DISCOVERY", "")
     assert discovered() == default
 
 
@@ -105,22 +103,13 @@ def test_a_directory_that_was_named_must_be_there_and_the_default_need_not(
 
     default = default_discovery_dir()
     assert not default.exists()
-    assert opened() == opened("--discovery-dir", str(default)) == default
-    assert opened("--discovery-dir", str(tmp_path)) == tmp_path
+    assert opened() == opened("--discovery", str(default)) == default
+    assert opened("--discovery", str(tmp_path)) == tmp_path
     slip = tmp_path / "card s"
-    for argv in (("--discovery-dir", str(slip)), ("--discovery", slip.as_uri())):
+    for argv in (("--discovery", str(slip)), ("--discovery", slip.as_uri())):
         with pytest.raises(DiscoveryError, match=f"make it with `mkdir -p -m 700 '{slip}'`"):
             opened(*argv)
-    monkeypatch.setenv("MMROUTER_DISCOVERY_DIR", str(slip))
+    monkeypatch.setenv("MMROUTER_DISCOVERY", str(slip))
     with pytest.raises(DiscoveryError, match="there is no directory"):
         opened()
     assert not slip.exists()
-
-
-def test_a_url_and_a_directory_contradict_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigurationError, match=r"^--discovery and --discovery-dir say the same"):
-        discovered("--discovery", "file:///a", "--discovery-dir", "/a")
-    monkeypatch.setenv("MMROUTER_DISCOVERY", "file:///a")
-    monkeypatch.setenv("MMROUTER_DISCOVERY_DIR", "/a")
-    with pytest.raises(ConfigurationError, match=r"^MMROUTER_DISCOVERY and MMROUTER_DISCOVERY_DIR"):
-        discovered()

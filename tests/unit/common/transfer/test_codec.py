@@ -154,6 +154,13 @@ def test_fields_of_another_kind_are_refused() -> None:
         encode(MultiModalKwargsItem({"x": element}))
 
 
+def test_more_than_workers_take_is_refused() -> None:
+    with pytest.raises(UnsupportedItemError, match="small ones"):
+        encode(one_field([torch.zeros(60)] * 5000))
+    with pytest.raises(UnsupportedItemError, match="4097 large tensors"):
+        encode(one_field([torch.zeros(300)] * 4097))
+
+
 # Hostile envelopes.
 
 FIELD = ["batched", False]

@@ -15,7 +15,6 @@ from vllm.multimodal.inputs import (
 from common.errors import StaleSegmentError, UnsupportedItemError
 from common.transfer.arena.arena import Arena
 from common.transfer.base import (
-    LateSender,
     MediaHandle,
     MmKwargsReceiver,
     MmKwargsSender,
@@ -25,7 +24,7 @@ from common.transfer.base import (
 from common.transfer.inline import InlineReceiver, InlineSender
 from common.transfer.metadata import Transport, decode_metadata, encode_metadata
 from common.transfer.nixl.receiver import NixlReceiver
-from common.transfer.nixl.sender import NixlSender
+from common.transfer.nixl.sender import LateNixl, NixlSender
 from common.transfer.nixl_processes.network import NixlNetwork, nixl_installed
 from common.transfer.shm import ShmReceiver, ShmSender
 from common.transfer.transports import TransferMode, late_senders, receivers, senders, wanted
@@ -101,7 +100,7 @@ def test_no_transport_is_forgotten() -> None:
 
 
 def sending(mode: TransferMode, arena: Arena) -> list[Transport]:
-    ends: list[MmKwargsSender | LateSender] = [
+    ends: list[MmKwargsSender | LateNixl] = [
         *senders(arena, mode),
         *late_senders(arena, mode, NixlNetwork()),
     ]

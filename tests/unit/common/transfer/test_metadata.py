@@ -1,12 +1,14 @@
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import CorruptSegmentError
+from common.errors import CorruptSegmentError, ProtocolError
 from common.identity import MmHash
+from common.transfer.handshake import LONGEST_REFUSAL, TransferReply, parse_offer, parse_reply
 from common.transfer.metadata import (
     InlineMetadata,
     NixlMetadata,
@@ -40,6 +42,7 @@ def test_round_trip(metadata: TransferMetadata) -> None:
         {"envelope_size": -1},
         {"envelope_size": "10"},
         {"envelope_size": 2**63},
+        {"envelope_size": 2**21},
         {"buffer_sizes": [-1]},
         {"buffer_sizes": [1.5]},
         {"buffer_sizes": [1] * 5000},
@@ -65,3 +68,48 @@ def test_missing_values(name: str) -> None:
 def test_noise(noise: bytes) -> None:
     with pytest.raises(CorruptSegmentError):
         decode_metadata(noise)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"buffer_sizes": ["x"] * 4096}, r"buffer_sizes\.0: "),
+        ({"buffer_sizes": ["x"] * 200_000}, "members"),
+        ({str(i): 1 for i in range(200_000)}, "bytes"),
+        ({"x" * 500_000: 1}, "shm"),
+        ({"a\nb": 1}, r"'shm.a\\nb': "),
+    ],
+)
+def test_what_is_wrong_is_said_on_one_short_line(change: dict[str, Any], said: str) -> None:
+    values = json.loads(encode_metadata(ALL[0])) | change
+    with pytest.raises(CorruptSegmentError, match=said) as caught:
+        decode_metadata(json.dumps(values).encode())
+    message = str(caught.value)
+    assert len(message) < 300 and message.isprintable()
+
+
+LETTERS = json.dumps({"refusals": [1] * 100_000}).encode()
+
+
+@pytest.mark.parametrize("read", [parse_offer, parse_reply])
+@pytest.mark.parametrize(
+    "said", [LETTERS, b'{"shm": ' + b"[" * 100_000, b'{"refusals": "' + b"x" * 10_000_000 + b'"}']
+)
+def test_what_is_said_of_transports_is_refused_on_one_short_line(
+    read: Callable[[bytes], object], said: bytes
+) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        read(said)
+    message = str(caught.value)
+    assert len(message) < 300 and message.isprintable()
+
+
+def test_a_workers_reasons_are_short_lines() -> None:
+    reasons = ("it\nhas", "x" * 100_000)
+    reply = parse_reply(
+        TransferReply(refusals=())
+        .model_copy(update={"refusals": reasons})
+        .model_dump_json()
+        .encode()
+    )
+    assert reply.refusals == ("it has", "x" * LONGEST_REFUSAL + "...")

@@ -282,7 +282,7 @@ async def test_copies_of_what_is_cached_take_room_too(make_loader: MakeLoader) -
 async def test_copies_of_a_sound_take_room_as_it_is_resampled(make_loader: MakeLoader) -> None:
     loader = make_loader(decoding_megapixels=2.5)
     media_io = AudioMediaIO(audio_backend="soundfile")
-    url = data_url("audio/wav", wav(1000, 20_000))
+    url = data_url("audio/wav", wav(1000, 7_000))
     held = [await loader.load(url, media_io) for _ in range(2)]
     with pytest.raises(OverloadedError):
         await loader.load(url, media_io)
@@ -341,6 +341,37 @@ async def test_cancelling_leaves_nothing_held(
     await until_held(loader)
 
 
+async def test_large_pictures_of_one_request_take_turns_for_their_copies(
+    make_loader: MakeLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads for all of them would take four times what is reserved."""
+    under_way = most = 0
+    changing = threading.Lock()
+
+    def counted(content: Content, media_io: Any, policy: FetchPolicy, admit: Any) -> Any:
+        nonlocal under_way, most
+
+        def admit_and_count(pixels: int) -> None:
+            nonlocal under_way, most
+            admit(pixels)
+            with changing:
+                under_way += 1
+                most = max(most, under_way)
+
+        try:
+            return decode(content, media_io, policy, admit_and_count)
+        finally:
+            with changing:
+                under_way -= 1
+
+    monkeypatch.setattr(loader_module, "decode", counted)
+    loader = make_loader(decoding_megapixels=65, cache_bytes=0)  # copies of two pictures
+    urls = [data_uri(blank_picture(2001 + index)) for index in range(8)]
+    loaded = await asyncio.gather(*(loader.load(url, ImageMediaIO()) for url in urls))
+    assert [each.media.width for each in loaded] == [2001 + index for index in range(8)]
+    assert 1 <= most <= 2
+
+
 # What media take
 
 
@@ -359,6 +390,15 @@ def test_pixels_are_counted_before_anything_is_decoded() -> None:
     assert pixels_of(sequence, VideoMediaIO(ImageMediaIO())) == 3 * 64 * 48
 
 
+def test_rows_of_one_pixel_take_more_than_a_pixel() -> None:
+    """60 million of them took 1.4 GB, of 0.2 MB."""
+    buffer = io.BytesIO()
+    Image.new("L", (1, 50_000)).save(buffer, "PNG")
+    assert pixels_of(buffer.getvalue(), ImageMediaIO()) == 16 * 50_000
+    with pytest.raises(RefusedError, match="800,000 pixels, which is too large"):
+        pixels_of(buffer.getvalue(), ImageMediaIO(), max_pixels=799_999)
+
+
 def test_an_icon_counts_as_the_largest_picture() -> None:
     """Since it holds another, of any size."""
     buffer = io.BytesIO()
@@ -366,12 +406,11 @@ def test_an_icon_counts_as_the_largest_picture() -> None:
     assert pixels_of(buffer.getvalue(), ImageMediaIO(), max_pixels=1_000_000) == 1_000_000
 
 
-def test_a_sample_of_sound_counts_as_a_pixel() -> None:
-    """At the rate that a model may want it in."""
-    assert pixels_of(sound("x", 1.0), AudioMediaIO()) == 48_000
+def test_a_sound_counts_with_the_copies_of_a_processor() -> None:
+    assert pixels_of(sound("x", 1.0), AudioMediaIO()) == 2 * 16_000 + 3 * 48_000
     heard, rate = AudioMediaIO().load_bytes(film("x", audible=True))
     counted = pixels_of(film("x", audible=True), AudioMediaIO())
-    assert len(heard) <= counted * rate / 48_000 < 2 * len(heard)
+    assert len(heard) <= counted / (2 + 3 * 48_000 / rate) < 2 * len(heard)
 
 
 def wav(rate: int, samples: int, channels: int = 1) -> bytes:
@@ -381,7 +420,7 @@ def wav(rate: int, samples: int, channels: int = 1) -> bytes:
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize(("rate", "pixels"), [(1000, 28_800), (8000, 3600), (96_000, 600)])
+@pytest.mark.parametrize(("rate", "pixels"), [(1000, 87_600), (8000, 12_000), (96_000, 2_100)])
 def test_sound_counts_as_it_is_resampled(rate: int, pixels: int) -> None:
     """600 bytes at a low rate became 38 MB."""
     assert pixels_of(wav(rate, 600), AudioMediaIO()) == pixels
@@ -397,7 +436,7 @@ def test_rates_that_no_sound_has(rate: int, backend: str) -> None:
 def test_a_sound_of_more_than_vllm_decodes_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """FFmpeg decodes one byte a sample here, which vLLM makes four afterwards."""
     monkeypatch.setattr(envs, "VLLM_MAX_AUDIO_DECODE_BYTES", 4000, raising=False)
-    assert pixels_of(wav(48_000, 1001), AudioMediaIO(audio_backend="pyav")) == 1001
+    assert pixels_of(wav(48_000, 1001), AudioMediaIO(audio_backend="pyav")) == 5 * 1001
 
 
 def test_a_sound_at_another_rate_than_was_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -437,7 +476,7 @@ def test_a_sound_that_lies_about_its_length_is_stopped() -> None:
 
 
 def test_a_sound_of_many_channels_counts_each() -> None:
-    assert pixels_of(wav(16_000, 1000, 8), AudioMediaIO()) == 24_000
+    assert pixels_of(wav(16_000, 1000, 8), AudioMediaIO()) == 8 * (2 * 1000 + 3 * 3000)
 
 
 def test_the_picture_of_21_kilobytes() -> None:

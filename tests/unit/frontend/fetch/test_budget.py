@@ -2,12 +2,16 @@
 
 import gc
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
 from common.errors import OverloadedError
-from frontend.media_limits.budget import MIB, Budget
+from frontend.media_limits import budget as budgets
+from frontend.media_limits.budget import MIB, Budget, Copies
 from frontend.media_limits.errors import RefusedError
+from tests.waiting import until
 
 
 class Owner:
@@ -87,3 +91,42 @@ def test_the_garbage_collector_may_give_back_at_any_moment() -> None:
         thread.join()
     gc.collect()
     assert things.reserved == 0
+
+
+async def test_copies_are_had_in_the_order_of_asking() -> None:
+    """A large share is not passed by small ones for ever."""
+    copies = Copies(10)
+    order: list[int] = []
+
+    def take(amount: int) -> None:
+        with copies.share(amount):
+            order.append(amount)
+
+    with ThreadPoolExecutor(3) as pool, copies.share(8):
+        for asked, amount in enumerate((9, 1, 2), start=1):
+            pool.submit(take, amount)
+            await until(partial(lambda asked: copies.waiting == asked, asked))
+        assert order == []
+    assert order[0] == 9
+    assert sorted(order) == [1, 2, 9]
+
+
+def test_one_alone_has_all_the_copies_that_it_needs() -> None:
+    copies = Copies(10)
+    with copies.share(25):
+        pass
+    with pytest.raises(ZeroDivisionError), copies.share(25):
+        raise ZeroDivisionError
+    with copies.share(10):
+        pass
+
+
+def test_copies_that_do_not_come_back_are_waited_for_so_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(budgets, "COPIES_WAIT_S", 0.01)
+    copies = Copies(10)
+    with copies.share(10), pytest.raises(OverloadedError, match="too many large"), copies.share(1):
+        pass
+    with copies.share(10):
+        pass

@@ -115,9 +115,9 @@ def test_a_mode_that_can_not_be_compared() -> None:
 @pytest.mark.parametrize(
     ("value", "nbytes"),
     [
-        (Image.new("RGB", (10, 20)), 800),
-        (Image.new("L", (10, 20)), 200),
-        (MediaWithBytes(Image.new("RGBA", (10, 20)), b"x" * 99), 800),
+        (Image.new("RGB", (20, 10)), 800),
+        (Image.new("L", (20, 10)), 200),
+        (MediaWithBytes(Image.new("RGBA", (20, 10)), b"x" * 99), 800),
         (MediaWithBytes((array(5), {"fps": 1}), b""), 5),
         ((array(8), 16_000), 8),
         (torch.zeros(4), 16),

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from frontend.fetch import http
-from frontend.fetch.http import Fetched, Unchanged
+from frontend.fetch.http import MAX_HEADS, Fetched, Unchanged
 from frontend.media_limits.errors import RefusedError, TooLargeError, UnfetchableError
 from tests.unit.frontend.fetch.conftest import MakeFetcher, Names
 from tests.unit.frontend.fetch.sites import (
@@ -206,14 +206,17 @@ async def test_redirects_are_followed(make_fetcher: MakeFetcher, site: Site, sta
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
-async def test_redirects_are_counted(make_fetcher: MakeFetcher, site: Site, limit: int) -> None:
+async def test_redirects_are_counted(
+    make_fetcher: MakeFetcher, site: Site, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "MAX_REDIRECTS", limit)
     for n in range(5):
         site.routes[f"/{n}"] = redirect(f"/{n + 1}")
     site.routes["/5"] = answer(b"picture")
     enough = site.url(f"/{5 - limit}")
-    assert await body(make_fetcher, enough, max_redirects=limit) == b"picture"
+    assert await body(make_fetcher, enough) == b"picture"
     with pytest.raises(UnfetchableError, match=f"more than {limit} times"):
-        await body(make_fetcher, site.url(f"/{4 - limit}"), max_redirects=limit)
+        await body(make_fetcher, site.url(f"/{4 - limit}"))
 
 
 async def test_a_circle_ends(make_fetcher: MakeFetcher, site: Site) -> None:
@@ -359,6 +362,25 @@ async def test_a_few_interim_answers_are_passed_over(make_fetcher: MakeFetcher, 
     assert await body(make_fetcher, site.url()) == b"picture"
 
 
+@pytest.mark.parametrize("count", [3, MAX_HEADS + 1])
+async def test_interim_answers_that_come_one_by_one(
+    make_fetcher: MakeFetcher, site: Site, count: int
+) -> None:
+    async def hints(request: Request, writer: asyncio.StreamWriter) -> None:
+        for _ in range(count):
+            writer.write(b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n")
+            for _ in range(20):  # turns of the event loop, which the fetcher shares
+                await asyncio.sleep(0)
+        await answer(b"picture")(request, writer)
+
+    site.routes["/x.png"] = hints
+    if count > MAX_HEADS:
+        with pytest.raises(UnfetchableError, match="makes no sense"):
+            await body(make_fetcher, site.url())
+    else:
+        assert await body(make_fetcher, site.url()) == b"picture"
+
+
 @pytest.mark.parametrize("size", [1, 16])
 async def test_chunks_of_a_few_bytes_are_refused(
     make_fetcher: MakeFetcher, site: Site, size: int
@@ -445,7 +467,11 @@ async def test_slow_servers(make_fetcher: MakeFetcher, site: Site, handler: Hand
     await site.closed()
 
 
-async def test_time_spans_redirects(make_fetcher: MakeFetcher, site: Site) -> None:
+async def test_time_spans_redirects(
+    make_fetcher: MakeFetcher, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "MAX_REDIRECTS", 100)
+
     async def late(request, writer):  # type: ignore[no-untyped-def]
         await asyncio.sleep(0.05)
         await redirect("/x.png")(request, writer)
@@ -453,7 +479,7 @@ async def test_time_spans_redirects(make_fetcher: MakeFetcher, site: Site) -> No
     site.routes["/x.png"] = late
     # A limit on each of them would let the hundred pass, and refuse the next.
     with pytest.raises(UnfetchableError, match="in time"):
-        await make_fetcher(timeout_s=0.5, max_redirects=100).fetch(site.url(), 100)
+        await make_fetcher(timeout_s=0.5).fetch(site.url(), 100)
 
 
 async def test_a_name_server_that_never_answers(

@@ -56,11 +56,11 @@ def test_flags_beat_the_environment() -> None:
         "--media-timeout=2.5",
         MMROUTER_MEDIA_MAX_MB="7",
         MMROUTER_MEDIA_CACHE_MB="0",
-        MMROUTER_MEDIA_MAX_REDIRECTS="0",
+        MMROUTER_MEDIA_MAX_PER_REQUEST="2",
     )
     assert chosen.allow_private
     assert (chosen.max_bytes, chosen.timeout_s) == (2**19, 2.5)
-    assert (chosen.cache_bytes, chosen.max_redirects) == (0, 0)
+    assert (chosen.cache_bytes, chosen.max_per_request) == (0, 2)
 
 
 @pytest.mark.parametrize(("value", "allowed"), [("1", True), ("true", True), ("0", False)])
@@ -81,7 +81,7 @@ def test_flags_of_vllm(tmp_path: Path) -> None:
         (["--media-max-mb=0"], {}, "--media-max-mb='0'"),
         (["--media-max-mb=inf"], {}, "--media-max-mb='inf'"),
         (["--media-timeout=never"], {}, "--media-timeout='never'"),
-        (["--media-max-redirects=-1"], {}, "--media-max-redirects='-1'"),
+        (["--media-max-per-request=0"], {}, "--media-max-per-request='0'"),
         ([], {"MMROUTER_MEDIA_ALLOW_PRIVATE": "perhaps"}, "MMROUTER_MEDIA_ALLOW_PRIVATE"),
         ([], {"MMROUTER_MEDIA_MAX_PIXELS": "0"}, "MMROUTER_MEDIA_MAX_PIXELS"),
     ],

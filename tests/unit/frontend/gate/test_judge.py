@@ -89,6 +89,8 @@ def nested(levels: int) -> Any:
         {"mm_processor_kwargs": {"min_pixels": 4, "size": {"longest_edge": 5}}},
         {"n": CHOICES},
         {"n": "4", "prompt": ["a", "b"]},
+        {"n": 4, "prompt": "a" * 1_000_000, "echo": True},
+        {"n": 4, "prompt": [7] * 100_000, "return_token_ids": True},
         {"n": None, "temperature": None, "stop": None},
         {"something": {"that": [{"vLLM": "ignores"}]}},
         {"sampling_params": {"n": 2, "stop": ["a"]}},
@@ -135,6 +137,9 @@ def test_what_clients_send_passes(body: Any) -> None:
         ({"n": 17.0}, "asks for 17 choices"),
         ({"n": 9, "prompt": ["a", "b"]}, "asks for 18 choices"),
         ({"n": 9, "prompt": [[1], [2]]}, "asks for 18 choices"),
+        ({"n": 9, "prompt": "a", "prompt_embeds": ["AA=="]}, "asks for 18 choices"),
+        ({"n": 16, "prompt": [7] * 140_000, "return_token_ids": True}, "repeat the prompt"),
+        ({"n": 8, "prompt": ["a" * (2 << 20), "b"], "echo": True}, "repeat the prompt"),
         ({"messages": [[{"role": "user", "content": "x"}]] * 17}, "asks for 17 choices"),
         ({"label_token_ids": [1], "items": ["x"] * 17}, "asks for 17 choices"),
         (

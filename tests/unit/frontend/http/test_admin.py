@@ -64,6 +64,15 @@ async def test_an_admin_key_opens_what_is_for_admins_and_nothing_else(prefix: st
             assert await ask(served, prefix + path, key) == 401, path
 
 
+@pytest.mark.parametrize("keys", [["admin"], []])
+async def test_a_refusal_says_whether_a_key_would_help(keys: list[str]) -> None:
+    transport = httpx.ASGITransport(guard(api=[], admin=keys), client=("9.9.9.9", 5))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        refused = await http.get("/mmrouter/workers")
+    assert refused.status_code == 403
+    assert ("www-authenticate" in refused.headers) == bool(keys)
+
+
 async def test_an_admin_key_is_asked_for_on_loopback_too_and_without_api_keys() -> None:
     served = guard(api=[], admin=["admin"])
     for path in ADMINS:

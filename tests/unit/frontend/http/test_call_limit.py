@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from frontend.http.limits.tenant_limits import CallLimit
+from frontend.http.limits.tenant_limits import CALLS_AT_ONCE, CallLimit
 from frontend.request import FaultSettings, batches
 from frontend.request.deadlines import Deadlines
 from frontend.request_context import EVERYBODY, Tenant, begin
@@ -77,3 +77,17 @@ async def test_who_leaves_gives_its_places_back() -> None:
     await until(lambda: len(workers.at_work) == 5)
     workers.done.set()
     await asyncio.gather(*staying)
+
+
+async def test_a_thousand_calls_that_come_together_give_others_their_turn() -> None:
+    places, workers = CallLimit(1000, 1000), Workers()
+    many = [asyncio.create_task(workers.request(places, "many", 100, EVERYBODY)) for _ in range(10)]
+    before, began = 0, []
+    while before < 1000:
+        await asyncio.sleep(0)
+        now = workers.at_work.get("many", 0)
+        began.append(now - before)
+        before = now
+    assert max(began) <= CALLS_AT_ONCE
+    workers.done.set()
+    await asyncio.gather(*many)

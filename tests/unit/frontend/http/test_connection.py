@@ -102,8 +102,11 @@ class Workshop:
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /work HT", post("X-Slow: 1")[:-2], b"\r\n"])
-async def test_a_head_that_does_not_end_is_given_up(sent: bytes) -> None:
-    async with Workshop(HttpSettings(head_timeout_s=0.1)).serving() as server:
+async def test_a_head_that_does_not_end_is_given_up(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "HEAD_S", 0.1)
+    async with Workshop(HttpSettings()).serving() as server:
         client = await server.connect()
         await client.send(sent)
         answer = await client.until_closed()
@@ -145,8 +148,11 @@ async def test_a_request_sent_ahead_has_no_salt_of_the_one_before_it(together: b
 
 
 @pytest.mark.parametrize("then", [b"\r\n", b"POST"])
-async def test_so_is_the_head_of_a_second_request(then: bytes) -> None:
-    async with Workshop(HttpSettings(head_timeout_s=0.1)).serving() as server:
+async def test_so_is_the_head_of_a_second_request(
+    then: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "HEAD_S", 0.1)
+    async with Workshop(HttpSettings()).serving() as server:
         client = await server.connect()
         await client.send(with_body(b"one"))
         assert (await client.reply()).body == b"3"
@@ -155,8 +161,11 @@ async def test_so_is_the_head_of_a_second_request(then: bytes) -> None:
         await server.until_nothing_is_left()
 
 
-async def test_the_head_of_the_next_request_may_take_as_long_as_the_answer() -> None:
-    shop = Workshop(HttpSettings(head_timeout_s=0.05))
+async def test_the_head_of_the_next_request_may_take_as_long_as_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "HEAD_S", 0.05)
+    shop = Workshop(HttpSettings())
     async with shop.serving() as server:
         client = await server.connect()
         await client.send(with_body(b"one", path="/wait"), b"GET /")
@@ -655,11 +664,10 @@ async def test_handshakes_that_never_end_lock_nobody_out(
         assert (await client.reply()).body == b"3"
 
 
-async def test_all_of_this_holds_with_tls(tls: list[str]) -> None:
+async def test_all_of_this_holds_with_tls(tls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     context = trusting()
-    shop = Workshop(
-        HttpSettings(max_body_mb=1, head_timeout_s=1, body_timeout_s=2, send_timeout_s=0.2)
-    )
+    monkeypatch.setattr(connection, "HEAD_S", 1.0)
+    shop = Workshop(HttpSettings(max_body_mb=1, body_timeout_s=2, send_timeout_s=0.2))
     async with serving(shop.app, shop.settings, *tls) as server:
         client = await server.connect(ssl=context)
         for size in (3, 0, MB):

@@ -11,6 +11,7 @@ def test_requests_are_added_and_the_worst_is_said() -> None:
         active_requests=4,
         circuit="open",
         circuit_reason="lost",
+        ejected_for_s=7.5,
         ranks=[busy],
         connected=False,
     )
@@ -18,6 +19,7 @@ def test_requests_are_added_and_the_worst_is_said() -> None:
     assert (merged.active_requests, merged.media) == (5, 9)
     assert not merged.connected
     assert (merged.circuit, merged.circuit_reason) == ("open", "lost")
+    assert merged.ejected_for_s == 7.5
     # To a worker, each process is one of several frontends: 3 of its 5 others are the sibling's.
     together = busy.model_copy(update={"own": share(7), "others": share(2)})
     assert merged.ranks == [together]

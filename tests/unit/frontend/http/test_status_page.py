@@ -35,10 +35,11 @@ const context = {
 };
 const vm = require("vm");
 vm.runInNewContext(script + `
-const shown = [];
-plot = (title, latest, ...lines) => shown.push([title, latest, lines]);
-drawPlots(history);
-drawn = JSON.stringify(shown);`, context);
+plot = (title, latest, show, lines) => drawnPlots.push([title, latest, lines.map((one) => one[1])]);
+drawNow = () => 0;
+const drawnPlots = [];
+drawPlots(history, [0.5, 1]);
+drawn = JSON.stringify(drawnPlots);`, context);
 console.log(context.drawn);
 """
 """Draws plots with the page's own script, in a browser's place whose clock is wrong."""
@@ -73,17 +74,17 @@ async def test_it_needs_nothing_from_elsewhere_and_works_behind_a_prefix() -> No
         html, css, js = [(await http.get(path)).text for path in sorted(PAGE)]
     named = re.findall(r'(?:src|href)="([^"]*)"', html)
     assert {f"/{one}" for one in named} == PAGE - {"/status"}
-    urls = re.findall(r'(?:json|get)\("([^"]*)"\)', js)
-    assert len(urls) == 7 and not any(url.startswith(("/", "http")) for url in urls)
+    urls = re.findall(r'(?:json|get|post)\(["`]([^"`]*)["`]\)', js)
+    assert len(urls) == 8 and not any(url.startswith(("/", "http")) for url in urls)
     assert "url(" not in css and "@import" not in css
 
 
 async def test_every_part_of_a_cost_has_a_color_and_a_word() -> None:
     async with client() as http:
-        html, css, _ = [(await http.get(path)).text for path in sorted(PAGE)]
-    for part in Costs.__struct_fields__:
+        html, css, js = [(await http.get(path)).text for path in sorted(PAGE)]
+    for part in Costs._fields:
         assert css.count(f"--{part}: ") == 2, "light and dark"
-        assert f"i.{part} " in css and f'<span class="{part}">' in html
+        assert f"i.{part}, " in css and f'<span class="{part}">' in html and f"{part}: " in js
 
 
 async def test_names_are_put_in_as_text_only() -> None:
@@ -99,12 +100,14 @@ def test_plots_end_with_the_servers_last_step_whatever_the_browsers_clock_says(
     wrong_by: int,
 ) -> None:
     end = 1_700_000_000
-    counts = {"output_tokens": 0, "prompt_tokens": 0, "predicted": 0, "realised": 0}
-    waits = {"first_tokens": 0, "first_token_seconds": 0}
+    none = dict.fromkeys(
+        ("status_429", "status_503", "status_4xx", "status_5xx", "broken", "output_tokens",
+         "prompt_tokens", "predicted", "realised"), 0,
+    )  # fmt: skip
     history = [
-        {"at": at, "requests": requests, **counts, **waits}
+        none | {"at": at, "ok": ok, "status_429": 4, "first_token_within": within}
         # One was lost between the two, as where a process hung.
-        for at, requests in ((end - 2 * STEP_S, 20), (end, 50))
+        for at, ok, within in ((end - 2 * STEP_S, 16, [0, 0, 0]), (end, 46, [2, 3, 4]))
     ]
     script = Path(operator_app.__file__).with_name("page") / "status.js"
     given = json.dumps([script.read_text(), 1000 * (end + wrong_by), history])
@@ -112,6 +115,13 @@ def test_plots_end_with_the_servers_last_step_whatever_the_browsers_clock_says(
         [str(NODE), "-e", DRAW], input=given, capture_output=True, text=True, check=True
     )
     plots = json.loads(done.stdout)
+    assert len(plots) == 5
     title, latest, (requests,) = plots[0]
-    assert (title, latest, len(plots)) == ("Requests per second", "5.0", 4)
+    assert (title, latest) == ("Requests per second", "3.5")
     assert requests == [None] * (STEPS - 3) + [2, None, 5]
+    title, latest, (busy, *_) = plots[1]
+    assert (title, latest, busy[-3:]) == ("Errors in 10 s", "8 in a minute", [4, None, 4])
+    # As a histogram says it: half of four within the first edge, the last beyond all edges.
+    title, latest, (p50, p99) = plots[2]
+    assert (title, latest) == ("First token", "p50 500 ms, p99 1 s")
+    assert (p50[-3:], p99[-3:]) == ([None, None, 0.5], [None, None, 1])

@@ -100,8 +100,10 @@ def responses(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
                 raise fails
 
         monkeypatch.setattr(OpenAIServingResponses, "responses_stream_generator", original)
-        serving = Responses.__new__(Responses)  # nothing of it is used
-        return _as_vllm_writes_them(serving.responses_stream_generator())
+        serving = Responses.__new__(Responses)  # nothing else of it is used
+        serving.enable_store = False
+        asked: Any = SimpleNamespace(store=False)
+        return _as_vllm_writes_them(serving.responses_stream_generator(asked, None, None))
 
     yield stream
 

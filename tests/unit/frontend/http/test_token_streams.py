@@ -18,12 +18,15 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Route
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+from vllm.entrypoints.scale_out.token_in_token_out.mm_serde import decode_mm_kwargs_item
+from vllm.entrypoints.scale_out.token_in_token_out.serving import ServingTokens
+from vllm.exceptions import VLLMValidationError
 
 from frontend.asgi import App, Door, Message, Receive, Scope, Send
 from frontend.http.limits.connection import WRITE_NOW
 from frontend.http.settings import HttpSettings
 from frontend.http.streaming.early_stream_errors import hold_stream_heads
-from frontend.http.streaming.token_streams import Chats, Completions, own_streams
+from frontend.http.streaming.token_streams import Chats, Completions, Tokens, own_streams
 from tests.unit.frontend.http.serving import post, serving
 
 EVENTS = ["data: é\n\n", "data: 2\n\n", "data: 3\n\n", "data: [DONE]\n\n"]
@@ -172,3 +175,26 @@ def test_vllms_methods_take_the_same(kind: type, name: str) -> None:
     )
     named = ours[: ours.index("args")]
     assert named == theirs[: len(named)]
+
+
+@pytest.mark.parametrize("data", ["BQ==", "kA==", "wA==", "AA", "", "gaFhBQ=="])
+async def test_media_that_are_none_are_their_clients_fault(
+    monkeypatch: pytest.MonkeyPatch, data: str
+) -> None:
+    """Given to the route of tokens, in base64: a number, a list, nothing, no tensor at all."""
+
+    async def original(_: object, asked: str) -> object:
+        return decode_mm_kwargs_item(asked)
+
+    monkeypatch.setattr(ServingTokens, "serve_tokens", original)
+    with pytest.raises(VLLMValidationError, match="`kwargs_data` or `mm_metadata`"):
+        await Tokens.__new__(Tokens).serve_tokens(data)
+
+
+async def test_other_faults_are_no_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def original(_: object) -> object:
+        raise AttributeError("ours")
+
+    monkeypatch.setattr(ServingTokens, "serve_tokens", original)
+    with pytest.raises(AttributeError, match="ours"):
+        await Tokens.__new__(Tokens).serve_tokens()

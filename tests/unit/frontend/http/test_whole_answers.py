@@ -15,21 +15,25 @@ from vllm.entrypoints.openai.chat_completion.batch_serving import OpenAIServingC
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
-from vllm.logprobs import Logprob
+from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateTokensResponse
+from vllm.entrypoints.scale_out.token_in_token_out.serving import ServingTokens
+from vllm.logprobs import FlatLogprobs, Logprob
 
 from frontend.asgi import Door, Receive, Scope, Send
 from frontend.http.streaming.stream_errors import Responses
-from frontend.http.streaming.token_streams import Batches, Chats, Completions
+from frontend.http.streaming.token_streams import Batches, Chats, Completions, Tokens
 from frontend.http.streaming.whole_answers import (
     MANY,
     SLICE,
     DeferredParts,
     begin_whole_answer,
     columns,
+    defer_prompt_logprobs,
     entries,
     send_deferred_parts,
 )
 from frontend.request_context import current_context
+from tests.unit.frontend.http.asking import asking
 
 CANDIDATES = 5
 TOKENS = [*range(MANY // CANDIDATES + 2)]
@@ -68,6 +72,20 @@ def of_responses(kind: type) -> Callable[[], Any]:
     return make
 
 
+def of_tokens(kind: type) -> Callable[[], Any]:
+    def make() -> Any:
+        return serving(kind)._create_tokens_logprobs(token_ids=TOKENS, top_logprobs=LOGPROBS)
+
+    return make
+
+
+def of_texts(kind: type) -> Callable[[], Any]:
+    def make() -> Any:
+        return serving(kind)._create_text_logprobs(top_logprobs=LOGPROBS, **ASKED)
+
+    return make
+
+
 def serving(kind: type) -> Any:
     made: Any = object.__new__(kind)
     made.return_tokens_as_token_ids = False
@@ -100,8 +118,10 @@ async def answer_of(make: Callable[[], Any], *, whole: bool = True) -> httpx.Res
         (of_chats(Batches), of_chats(OpenAIServingChatBatch)),
         (of_completions(Completions), of_completions(OpenAIServingCompletion)),
         (of_responses(Responses), of_responses(OpenAIServingResponses)),
+        (of_tokens(Tokens), of_tokens(ServingTokens)),
+        (of_texts(Tokens), of_texts(ServingTokens)),
     ],
-    ids=["chats", "batches", "completions", "responses"],
+    ids=["chats", "batches", "completions", "responses", "tokens", "texts"],
 )
 async def test_log_probabilities_are_vllms(
     ours: Callable[[], Any], vllms: Callable[[], Any]
@@ -113,6 +133,57 @@ async def test_log_probabilities_are_vllms(
     assert "content-length" not in deferred.headers
     in_a_stream = await answer_of(ours, whole=False)
     assert in_a_stream.headers == expected.headers
+
+
+def some_choices(count: int) -> Callable[[], Any]:
+    flat = FlatLogprobs()
+    flat.extend(LOGPROBS[:20])
+
+    def make() -> list[Any]:
+        asked = {**ASKED, "token_ids": TOKENS[:20], "num_output_top_logprobs": 3}
+        chats = serving(Chats)
+        return [chats._create_chat_logprobs(top_logprobs=flat, **asked) for _ in range(count)]
+
+    return make
+
+
+async def test_those_of_many_choices_count_together() -> None:
+    assert "content-length" in (await answer_of(some_choices(5))).headers
+    deferred = await answer_of(some_choices(7))
+    assert "content-length" not in deferred.headers
+    whole = await answer_of(some_choices(7), whole=False)
+    assert deferred.content == whole.content
+
+
+async def test_those_of_prompts_are_vllms() -> None:
+    def make() -> Any:
+        answer = GenerateTokensResponse(
+            request_id="r", choices=[], prompt_logprobs=[None, *LOGPROBS, None]
+        )
+        defer_prompt_logprobs(answer, GenerateTokensResponse(request_id="r", choices=[]))
+        return SimpleNamespace(model_dump=lambda **_: answer.model_dump())
+
+    whole, deferred = await answer_of(make, whole=False), await answer_of(make)
+    assert deferred.content == whole.content
+    assert "content-length" not in deferred.headers and "content-length" in whole.headers
+
+
+async def test_a_stored_response_has_all_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client may ask for it again, in another request."""
+
+    async def original(self: Any, request: Any) -> Any:
+        return self._create_response_logprobs(logprobs=LOGPROBS, top_logprobs=3, **ASKED)
+
+    monkeypatch.setattr(OpenAIServingResponses, "responses_full_generator", original)
+    responses = serving(Responses)
+    responses.enable_store = True
+    parts = DeferredParts()
+    with asking():
+        current_context().put(parts)
+        stored = await responses.responses_full_generator(SimpleNamespace(store=True))
+        assert len(stored) == len(TOKENS) and not parts
+        sent = await responses.responses_full_generator(SimpleNamespace(store=False))
+        assert len(sent) == 1 and parts
 
 
 async def test_pieces_are_few_and_made_in_threads() -> None:
@@ -172,10 +243,13 @@ async def test_the_last_events_of_a_response_repeat_all_log_probabilities(
             yield event
 
     monkeypatch.setattr(OpenAIServingResponses, "responses_stream_generator", original)
+    responses: Any = Responses.__new__(Responses)
+    responses.enable_store = False
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        async for _ in Responses.__new__(Responses).responses_stream_generator():
+        request = SimpleNamespace(store=False)
+        async for _ in responses.responses_stream_generator(request, None, None):
             assert text.logprobs is not None
             (stand_in,) = text.logprobs
             body = text.model_dump_json().encode() + b"\n"

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -14,7 +15,8 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.requests import Request
 from vllm import AsyncEngineArgs
-from vllm.outputs import PoolingRequestOutput, RequestOutput
+from vllm.entrypoints.pooling.classify.serving import ServingClassification
+from vllm.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 
 from backend_worker.engine.vllm_engine import Items
 from common.errors import EngineGoneError, MediaMissingError
@@ -26,20 +28,29 @@ from frontend.args import parse
 from frontend.asgi import Door
 from frontend.fetch.connector import CONNECTOR_NAME, register
 from frontend.fetch.loader import MediaLoader
-from frontend.http.server.pooling import PoolingLimits, _rows, inputs_of, limit_pooling
+from frontend.http.server import pooling as pooling_limits
+from frontend.http.server.pooling import (
+    PoolingLimits,
+    _limited,
+    _rows,
+    inputs_of,
+    limit_pooling,
+)
 from frontend.http.server.vllm_server import build_vllm_app
 from frontend.http.settings import HttpSettings
-from frontend.http.streaming.whole_answers import send_deferred_parts
+from frontend.http.streaming.whole_answers import DeferredParts, send_deferred_parts
 from frontend.media_limits.policy import FetchPolicy
 from frontend.processing.preprocessor import Preprocessor
 from frontend.processing.settings import PreprocessSettings
 from frontend.request import state
 from frontend.request.engine_client import RoutedEngineClient
 from frontend.request.settings import FaultSettings
+from frontend.request_context import current_context
 from tests.by_version import since_033
 from tests.fakes.engine import output, pooled
 from tests.fakes.request_lab import Lab, Script
 from tests.pictures import data_uri, picture
+from tests.unit.frontend.http.asking import asking
 from tests.waiting import until
 
 EMBEDS = ("embed", "token_embed")
@@ -178,6 +189,45 @@ async def test_many_numbers_are_the_same_and_need_no_thread_that_others_need(
         assert set(few.json()) == set(many.json())
     else:
         assert few.json()["embeddings"] == many.json()["embeddings"]
+
+
+async def test_other_types_of_too_many_numbers_are_refused(
+    pooling: Pooling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frontend.http.server.pooling.MANY_NUMBERS", 3)
+    monkeypatch.setattr("frontend.http.server.pooling.MOST_MIXED_NUMBERS", 7)
+    asked = {"texts": ["one", "two"], "embedding_types": ["float", "base64"]}
+    reply = await pooling.post("/v2/embed", **asked)
+    assert reply.status_code == 400 and "ask for one type" in reply.text
+    for types in (["base64"], ["float"]):
+        reply = await pooling.post("/v2/embed", **asked | {"embedding_types": types})
+        assert reply.status_code == 200
+
+
+def test_classes_are_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frontend.http.server.pooling.NUMBERS_AT_ONCE", 2)
+    plain: Any = object.__new__(ServingClassification)
+    labels = {0: "é", 4: '"two"'}
+    plain.model_config = SimpleNamespace(hf_config=SimpleNamespace(id2label=labels))
+    ours: Any = _limited(plain, PoolingLimits(HttpSettings(), several_keys=False))
+    batch = [
+        SimpleNamespace(outputs=PoolingOutput(data), prompt_token_ids=[1])
+        for data in (torch.rand(5), torch.tensor([0.0, 0, 0, 1, 2]), torch.ones(5).bfloat16())
+    ]
+
+    def answer(serving: Any) -> bytes:
+        ctx = SimpleNamespace(
+            final_res_batch=batch, request_id="r", created_time=1, model_name="m", response=None
+        )
+        ctx.request = SimpleNamespace()
+        return bytes(serving._build_response(ctx).body)
+
+    with asking():
+        current_context().put(parts := DeferredParts())
+        assert answer(ours) == answer(plain) and not parts
+        monkeypatch.setattr("frontend.http.server.pooling.MANY_NUMBERS", 3)
+        body = answer(ours)
+        assert parts and b"".join(parts.spliced(body)) == answer(plain)
 
 
 @pytest.mark.parametrize(
@@ -398,8 +448,11 @@ async def test_one_request_has_no_more_inputs_than_allowed(card: WorkerCard) -> 
         assert (await pooling.post("/v1/embeddings", input=[5] * 100)).status_code == 200
 
 
-async def test_all_requests_have_no_more_inputs_than_allowed(card: WorkerCard) -> None:
-    settings = HttpSettings(max_pooling_inputs=2, pooling_inputs=2)
+async def test_all_requests_have_no_more_inputs_than_allowed(
+    card: WorkerCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pooling_limits, "MAX_INPUTS", 2)
+    settings = HttpSettings(max_pooling_inputs=2)
     async with pooling_frontend(card, settings) as pooling:
         going = asyncio.Event()
 

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 from vllm.logprobs import FlatLogprobs, Logprob
 from vllm.outputs import CompletionOutput
@@ -11,7 +12,12 @@ from vllm.sampling_params import SamplingParams
 from common.errors import WorkerGarbledError
 from common.identity import RequestId
 from common.request_plane.protocol import Output
-from frontend.request.answer_check import MAX_TOKEN_TEXT, AnswerCheck
+from frontend.request.answer_check import (
+    MAX_EXPERT_BYTES,
+    MAX_TOKEN_TEXT,
+    MOST_EXPERT_BYTES,
+    AnswerCheck,
+)
 
 
 def said(tokens: int = 1, prompt: Any = None, **fields: Any) -> Output:
@@ -43,11 +49,15 @@ def flat(count: int, positions: int = 1) -> FlatLogprobs:
         ({}, said(text="x" * (2 * MAX_TOKEN_TEXT + 1))),
         ({}, said(prompt=[None, *of(1)])),
         ({"prompt_logprobs": 2}, said(prompt=[None, *of(4)])),
+        ({"prompt_logprobs": 2}, said(prompt=[None])),
+        ({"prompt_logprobs": 2}, said(prompt=[None, *of(3, 2)])),
+        ({"prompt_logprobs": 2}, said(prompt=flat(3, 3))),
+        ({}, said(routed_experts=np.zeros(3 * MAX_EXPERT_BYTES + 1, np.uint8))),
     ],
 )
 def test_more_or_less_is_its_workers_fault(params: dict[str, Any], output: Output) -> None:
     with pytest.raises(WorkerGarbledError, match="a worker "):
-        AnswerCheck(SamplingParams(max_tokens=10, **params)).check(
+        AnswerCheck(SamplingParams(max_tokens=10, **params), prompt_tokens=2).check(
             output, len(output.outputs[0].token_ids)
         )
 
@@ -67,10 +77,12 @@ def test_more_or_less_is_its_workers_fault(params: dict[str, Any], output: Outpu
         ({"logprob_token_ids": [1, 2]}, said(logprobs=of(3))),
         ({}, said(text="x" * 2 * MAX_TOKEN_TEXT)),
         ({"prompt_logprobs": 2}, said(prompt=[None, *of(3)])),
+        ({"prompt_logprobs": 2}, said(prompt=flat(3, 2))),
+        ({}, said(routed_experts=np.zeros((2, 61, 8), np.int32))),
     ],
 )
 def test_what_was_asked_for_is_taken(params: dict[str, Any], output: Output) -> None:
-    check = AnswerCheck(SamplingParams(max_tokens=10, **params))
+    check = AnswerCheck(SamplingParams(max_tokens=10, **params), prompt_tokens=2)
     check.check(output, len(output.outputs[0].token_ids))
 
 
@@ -85,3 +97,10 @@ def test_text_adds_up() -> None:
 
 def test_an_answer_without_a_limit_may_go_on() -> None:
     AnswerCheck(SamplingParams(max_tokens=None)).check(said(1_000), 1_000_000)
+
+
+def test_routed_experts_of_long_answers_have_a_limit_too() -> None:
+    check = AnswerCheck(SamplingParams(max_tokens=None), prompt_tokens=1 << 20)
+    check.check(said(routed_experts=np.zeros(MOST_EXPERT_BYTES, np.uint8)), 1)
+    with pytest.raises(WorkerGarbledError, match="routed experts"):
+        check.check(said(routed_experts=np.zeros(MOST_EXPERT_BYTES + 1, np.uint8)), 1)

@@ -5,7 +5,7 @@ import random
 from typing import Any
 
 import pytest
-from vllm.logprobs import Logprob
+from vllm.logprobs import FlatLogprobs, Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 
 from frontend.request.state import GatheredAnswer
@@ -92,3 +92,17 @@ def looks(choices: int) -> int:
 
 def test_each_piece_looks_at_its_own_choice_alone() -> None:
     assert 0 < looks(2000) == 2 * looks(1000)
+
+
+def test_flat_log_probabilities_are_joined_flat() -> None:
+    expected: list[dict[int, Logprob]] = []
+    pieces: list[RequestOutput] = []
+    for step in range(4):
+        said = choice(0, step, last=step == 3)
+        expected += [{step: Logprob(-1.0, 1, "a"), 9: Logprob(-2.0)}] * (step != 2)
+        said.logprobs = FlatLogprobs()
+        said.logprobs.extend(expected[-1:] if step != 2 else [])
+        pieces.append(piece(said, last=step == 3))
+    found = gathered(pieces).outputs[0].logprobs
+    assert isinstance(found, FlatLogprobs)
+    assert [*found] == expected

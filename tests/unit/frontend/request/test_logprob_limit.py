@@ -30,6 +30,7 @@ def batch() -> Iterator[Batch]:
         (SamplingParams(n=2, logprobs=-1, max_tokens=3), 3),
         (SamplingParams(n=96, logprob_token_ids=[*range(128)], logprobs=0, max_tokens=99), 3),
         (SamplingParams(prompt_logprobs=20, max_tokens=1), 20_000),
+        (SamplingParams(n=10, prompt_logprobs=1, max_tokens=1), 10_000),
     ],
 )
 def test_too_many_are_refused(params: SamplingParams, tokens: int) -> None:

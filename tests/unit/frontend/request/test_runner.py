@@ -42,6 +42,7 @@ from frontend.request.resume import sampling_of
 from frontend.request.retry import FURTHER, RetryBudget
 from frontend.request.runner import LONGEST_ID
 from frontend.request.settings import FaultSettings
+from frontend.request_context import begin
 from frontend.router.decision import Decision
 from frontend.router.hashing import LoraKey
 from frontend.router.inputs import RoutingRequest
@@ -302,13 +303,12 @@ async def test_a_request_goes_on_at_the_successor_of_the_worker_that_it_lost(lab
 
 
 def spend_all_retries(lab: Lab) -> RetryBudget:
-    budget = lab.runner.retry_budget
+    budget = lab.runner.retry_budget = RetryBudget(0.0)
     while budget.take() == 0:
         pass
     return budget
 
 
-@settings(retry_budget=0.0)
 async def test_a_request_waits_for_the_retry_budget(lab: Lab) -> None:
     """Both before and after its first output; it goes on once there is some."""
     for steps in (0, 9):
@@ -327,7 +327,7 @@ async def test_a_request_waits_for_the_retry_budget(lab: Lab) -> None:
         assert len(lab.asked) == asked + 2
 
 
-@settings(worker_wait_s=0.1, retry_budget=0.0)
+@settings(worker_wait_s=0.1)
 async def test_it_does_not_wait_for_ever_for_the_budget(lab: Lab) -> None:
     spend_all_retries(lab)
     lab.disturb(9, GONE)
@@ -356,9 +356,12 @@ async def test_it_does_not_wait_when_the_frontend_leaves(lab: Lab) -> None:
 
 @settings(worker_wait_s=0.1)
 async def test_it_does_not_wait_for_ever(lab: Lab) -> None:
+    context = begin()
     asking = await until_all_failed(lab)
+    assert not context.failed
     with pytest.raises(GenerationError, match=r"w\d failed"):
         await asking
+    assert context.failed, "it is counted, though its answer may have begun"
 
 
 @settings(request_timeout_s=2.0)

@@ -39,6 +39,16 @@ def decision(request_id: str, client_id: str = "") -> Decision:
     )
 
 
+def test_json_has_as_many_candidates_as_are_wanted_and_the_chosen_one() -> None:
+    one = decision("r")
+    (chosen,) = one.considered
+    others = [chosen._replace(target=Target(WorkerId(name), 0)) for name in "abc"]
+    one.considered = [*others, chosen]
+    for wanted, shown in ((None, "abcw"), (4, "abcw"), (2, "abw"), (0, "w")):
+        listed = json.loads(json.dumps(one.as_json(wanted)))["candidates"]
+        assert "".join(each["worker_id"] for each in listed) == shown
+
+
 def test_json() -> None:
     one = decision("r")
     one.media.append(MediaMove(MmHash("x"), "shipped", 10, "shm"))

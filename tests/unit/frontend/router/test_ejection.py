@@ -61,8 +61,21 @@ def test_only_failures_in_a_row_put_a_worker_out(ejection: Ejection) -> None:
 
 
 def test_what_befalls_the_worker_itself_puts_it_out_at_once(ejection: Ejection) -> None:
+    assert ejection.remaining_s(A) == 0
     ejection.eject(A, RUN, "link_lost")
     assert ejection.circuit(A) == (Circuit.OPEN, "link_lost")
+
+
+def test_how_long_it_stays_out_is_known(ejection: Ejection, clock: Clock) -> None:
+    fail(ejection)
+    due = ejection.remaining_s(A)
+    assert due == pytest.approx(1, rel=JITTER)
+    clock.now += due / 2
+    assert ejection.remaining_s(A) == pytest.approx(due / 2)
+    clock.now += due  # nobody has looked since
+    assert ejection.remaining_s(A) == 0
+    time_out(ejection, clock)
+    assert ejection.remaining_s(A) == 0
 
 
 def test_a_trial_is_one_request_and_its_first_output_ends_it(

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from common.identity import RequestId, Target, WorkerId
-from frontend.router.selection.load import BusyThresholds, LoadTracker, Reported, TargetLoad
+from frontend.router.selection.load import BusyThresholds, LoadTracker, TargetLoad
+from tests.fakes.reports import rank_report
 
 W, V = WorkerId("w"), WorkerId("v")
 T0, T1 = Target(W, 0), Target(W, 1)
@@ -31,7 +32,7 @@ def load(clock: Clock) -> LoadTracker:
 
 
 def report(load: LoadTracker, **others: Any) -> None:
-    load.reported(W, {0: Reported(**others)})
+    load.reported(W, [rank_report(**others)])
 
 
 def test_the_life_of_a_request(load: LoadTracker) -> None:
@@ -103,13 +104,13 @@ def test_old_reports_do_not_count(load: LoadTracker, clock: Clock) -> None:
     load.add(V, (Target(V, 0),))
     report(load, active=8)
     clock.now = 5.0
-    load.reported(V, {0: Reported(active=3)})
+    load.reported(V, [rank_report(active=3)])
     clock.now = 9.0
     assert load.load(T0).active == 8
     clock.now = 10.0
     assert load.load(T0).active == 0
     assert load.load(Target(V, 0)).active == 3
-    load.reported(V, {0: Reported(active=4)})
+    load.reported(V, [rank_report(active=4)])
     clock.now = 19.0
     assert load.load(Target(V, 0)).active == 4
     clock.now = 20.0
@@ -120,7 +121,14 @@ def test_each_rank_has_its_own(clock: Clock) -> None:
     load = LoadTracker(clock)
     load.add(W, (T0, T1), kv_tokens=100)
     load.started(RequestId("r"), T0, 10, 10)
-    load.reported(W, {0: Reported(active=1), 1: Reported(2, 1, 50, 20), 7: Reported(9)})
+    load.reported(
+        W,
+        [
+            rank_report(active=1),
+            rank_report(1, active=2, waiting=1, prefill_tokens=50, decode_tokens=20),
+            rank_report(7, active=9),
+        ],
+    )
     assert load.load(T0) == TargetLoad(2, 0, 10, 0)
     assert load.load(T1) == TargetLoad(2, 1, 50, 20)
     assert load.targets() == [T0, T1]
@@ -129,14 +137,14 @@ def test_each_rank_has_its_own(clock: Clock) -> None:
 def test_one_full_rank_does_not_make_the_other_busy(clock: Clock) -> None:
     load = LoadTracker(clock, thresholds=BusyThresholds(blocks_fraction=0.9))
     load.add(W, (T0, T1), kv_tokens=100)
-    load.reported(W, {0: Reported(active=1, kv_usage=0.95), 1: Reported(active=1, kv_usage=0.5)})
+    load.reported(W, [rank_report(active=1, kv_usage=0.95), rank_report(1, active=1, kv_usage=0.5)])
     assert load.busy() == {T0}
 
 
 def test_prompts_of_others_on_their_way_fill_a_cache_too(clock: Clock) -> None:
     load = LoadTracker(clock, thresholds=BusyThresholds(blocks_fraction=0.9))
     load.add(W, (T0,), kv_tokens=100)
-    load.reported(W, {0: Reported(active=1, prefill_tokens=30, kv_usage=0.7)})
+    load.reported(W, [rank_report(active=1, prefill_tokens=30, kv_usage=0.7)])
     assert load.busy() == {T0}
 
 

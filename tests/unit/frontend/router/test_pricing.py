@@ -8,7 +8,8 @@ import pytest
 from common.identity import WorkerId
 from common.request_plane.step_sums import StepSums
 from frontend.router import Router, RouterSettings
-from frontend.router.selection import Reported
+from frontend.router.selection import parts_of_cost
+from tests.fakes.reports import rank_report
 from tests.fakes.routing import Clock, image, prompt, request, worker
 
 A, B = WorkerId("a"), WorkerId("b")
@@ -106,11 +107,11 @@ async def test_first_tokens_at_odd_times_do_no_harm(after_s: float) -> None:
 async def test_the_terms_of_a_cost() -> None:
     router = await router_of(Clock(), learned=False)
     router.load.reported(
-        A, {0: Reported(active=2, waiting=1, prefill_tokens=100, decode_tokens=80)}
+        A, [rank_report(active=2, waiting=1, prefill_tokens=100, decode_tokens=80)]
     )
     decision = router.route(request(prompt(1)))
     assert decision.worker_id == "b"
-    cost = {each.worker_id: each.cost for each in decision.candidates}
+    cost = {each.target.worker_id: each.cost for each in decision.considered}
     assert cost == {"a": 128 + 0.5 * 100 + 0.05 * 80 + 512 + 100, "b": 128}
     await router.close()
 
@@ -118,17 +119,15 @@ async def test_the_terms_of_a_cost() -> None:
 async def test_the_pace_multiplies_all_terms() -> None:
     router = await router_of(Clock())
     for worker_id in (A, B):
-        router.load.reported(worker_id, {0: Reported(2, 1, 100, 80)})
-    a, b = router.route(request(prompt(1), media=[image("x")])).candidates
-    assert (a.worker_id, b.worker_id) == (A, B)
+        router.load.reported(
+            worker_id, [rank_report(active=2, waiting=1, prefill_tokens=100, decode_tokens=80)]
+        )
+    a, b = router.route(request(prompt(1), media=[image("x")])).considered
+    assert (a.target.worker_id, b.target.worker_id) == (A, B)
     assert b.cost == pytest.approx(2 * a.cost, rel=0.12)
     for each in (a, b):
-        assert each.cost == pytest.approx(sum(vars_of(each.costs)))
+        assert each.cost == pytest.approx(sum(parts_of_cost(each.work, each.load, each.pace)))
     await router.close()
-
-
-def vars_of(costs: Any) -> list[float]:
-    return [getattr(costs, name) for name in costs.__struct_fields__]
 
 
 async def test_costs_are_finite_whatever_is_reported() -> None:
@@ -136,7 +135,7 @@ async def test_costs_are_finite_whatever_is_reported() -> None:
     for number in range(1, 4):
         router.roster.stepped(A, [StepSums(0, *[1e18 * number / 3] * 5)])
     decision = router.route(request(prompt(1), media=[image("x")]))
-    assert all(0 <= each.cost < 1e30 for each in decision.candidates)
+    assert all(0 <= each.cost < 1e30 for each in decision.considered)
     await router.close()
 
 
@@ -145,6 +144,6 @@ async def test_a_worker_that_comes_back_begins_anew() -> None:
     for worker_id in (A, B):
         await router.roster.remove(worker_id)
         await router.roster.add(worker(worker_id))
-    costs = {each.cost for each in router.route(request(prompt(1))).candidates}
+    costs = {each.cost for each in router.route(request(prompt(1))).considered}
     assert costs == {128.0}
     await router.close()

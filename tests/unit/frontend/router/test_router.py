@@ -26,8 +26,8 @@ from frontend.router.index.indexes import Knowledge
 from frontend.router.inputs import EventSource, RoutableWorker, RoutingRequest
 from frontend.router.modes import BuiltInMode
 from frontend.router.router import CANDIDATES, Router
-from frontend.router.selection import Reported
 from frontend.router.settings import RouterSettings
+from tests.fakes.reports import rank_report
 from tests.fakes.routing import BLOCK, Clock, image, numbers, prompt, request, worker
 from tests.waiting import until
 
@@ -277,9 +277,9 @@ async def test_a_worker_that_holds_the_picture_is_cheaper(fleet: MakeRouter) -> 
         one = request(prompt(seed), media=[image("x", offset=40)])
         decision = router.route(one)
         assert (decision.worker_id, decision.reason) == ("b", "media")
-        chosen = decision.candidates[0]
+        chosen = decision.considered[0].work
         assert (chosen.media_tokens, chosen.ship_bytes) == (0, 0)
-        assert decision.candidates[1].ship_bytes == 6 << 20
+        assert decision.considered[1].work.ship_bytes == 6 << 20
         router.in_flight.finished(one.request_id, 0)
     router.media.nacked(WorkerId("b"), [MmHash("x")])
     assert not router.media.holds(WorkerId("b"), MmHash("x"))
@@ -301,10 +301,10 @@ async def test_a_picture_inside_the_cached_prefix_is_not_encoded(fleet: MakeRout
     router.media.nacked(WorkerId("a"), [MmHash("x"), MmHash("y")])
     again = replace(one, request_id=RequestId("again"), token_ids=one.token_ids[: 4 * BLOCK + 1])
     again = replace(again, media=[image("x", length=2 * BLOCK), image("z", 4 * BLOCK, 1)])
-    candidate = router.route(again).candidates[0]
-    assert candidate.overlap_blocks == 4
-    assert candidate.media_tokens == 1
-    assert candidate.ship_bytes == 2 * (6 << 20)
+    work = router.route(again).considered[0].work
+    assert work.overlap_blocks == 4
+    assert work.media_tokens == 1
+    assert work.ship_bytes == 2 * (6 << 20)
 
 
 async def test_acks_of_unknown_workers_are_not_kept(fleet: MakeRouter) -> None:
@@ -353,8 +353,8 @@ async def test_without_known_slots_load_alone_spreads_a_hot_prefix(fleet: MakeRo
 
 async def test_load_of_other_frontends_counts(fleet: MakeRouter) -> None:
     router = await fleet("a", "b")
-    others = Reported(active=12, waiting=4, prefill_tokens=5000, kv_usage=0.5)
-    router.load.reported(WorkerId("a"), {0: others})
+    others = rank_report(active=12, waiting=4, prefill_tokens=5000, kv_usage=0.5)
+    router.load.reported(WorkerId("a"), [others])
     for seed in range(5):
         assert router.route(request(prompt(seed))).worker_id == "b"
 
@@ -378,11 +378,11 @@ async def test_a_decision_shows_its_candidates_cheapest_first(fleet: MakeRouter)
     router = await fleet(*names)
     decision = router.route(request(prompt(1)))
     assert decision.candidates_total == 30
-    assert len(decision.candidates) == CANDIDATES
-    costs = [one.cost for one in decision.candidates]
+    assert len(decision.considered) == CANDIDATES
+    costs = [one.cost for one in decision.considered]
     assert costs == sorted(costs)
-    assert decision.candidates[0].cost == 8 * BLOCK
-    assert decision.worker_id in {one.worker_id for one in decision.candidates}
+    assert decision.considered[0].cost == 8 * BLOCK
+    assert decision.worker_id in {one.target.worker_id for one in decision.considered}
     assert decision.index == Knowledge.APPROXIMATE
     assert decision.micros > 0
 
@@ -459,7 +459,7 @@ async def test_closing_stops_everything(fleet: MakeRouter) -> None:
     source = EventSource(0, "tcp://127.0.0.1:9", "tcp://127.0.0.1:9")
     router = await fleet(worker("a", event_sources=(source,)))
     state = partial(router.roster.state, Target(WorkerId("a"), 0))
-    await until(lambda: "replay under way" in state().reason)
+    await until(lambda: "no connection" in state().reason)
     before = len(asyncio.all_tasks())
     await router.close()
     assert len(asyncio.all_tasks()) < before

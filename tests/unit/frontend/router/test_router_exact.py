@@ -45,7 +45,7 @@ class Fleet:
                 block_size=BLOCK,
                 hash_algorithm="sha256_cbor",
                 none_hash=bytes(32),
-                event_sources=(EventSource(0, "unused"),),
+                event_sources=(EventSource(0, "unused", "unused"),),
             )
         )
 
@@ -55,13 +55,12 @@ class Fleet:
 
     def overlap(self, tokens: Sequence[int] = (*PROMPT, 1)) -> dict[str, int]:
         """Per worker, the leading blocks that a decision counts on; routes nothing."""
-        one = self.request(tokens)
-        decision = self.router.route(one)
-        self.router.in_flight.finished(one.request_id, None)
+        decision = self.router.route(self.request(tokens))
+        self.router.in_flight.finished(decision.request_id, None)
         return {
-            candidate.worker_id: candidate.overlap_blocks
-            for candidate in decision.candidates
-            if candidate.overlap_blocks
+            one.target.worker_id: one.work.overlap_blocks
+            for one in decision.considered
+            if one.work.overlap_blocks
         }
 
 

@@ -17,8 +17,8 @@ from common.identity import Incarnation, Target, WorkerId
 from frontend.router.decision import Decision
 from frontend.router.ejection import Circuit
 from frontend.router.router import Router
-from frontend.router.selection import Reported
 from frontend.router.settings import RouterSettings
+from tests.fakes.reports import rank_report
 from tests.fakes.routing import Clock, prompt, request, worker
 
 A, B = WorkerId("a"), WorkerId("b")
@@ -58,7 +58,7 @@ def serve(router: Router) -> str:
 
 
 def report(router: Router, worker_id: WorkerId, **load: Any) -> None:
-    router.load.reported(worker_id, {0: Reported(**{"active": 1, **load})})
+    router.load.reported(worker_id, [rank_report(**{"active": 1, **load})])
 
 
 def fail(router: Router, worker_id: WorkerId, times: int = 3) -> None:

@@ -33,11 +33,11 @@ class Engine:
 
 
 def pace(times: StepTimes, worker_id: WorkerId) -> float:
-    return times.pace(Target(worker_id, 0))
+    return times.pace(Target(worker_id, 0), times._clock())
 
 
 def rounded(times: StepTimes, *worker_ids: WorkerId) -> list[float]:
-    return [times.rounded_pace(Target(one, 0)) for one in worker_ids]
+    return [times.rounded_pace(Target(one, 0), times._clock()) for one in worker_ids]
 
 
 def learned(**engines: Engine) -> StepTimes:
@@ -52,7 +52,7 @@ def test_nothing_is_known_at_first() -> None:
     times = StepTimes()
     assert not times.known and times.fleet == GUESS
     assert pace(times, A) == 1.0 and rounded(times, A) == [1.0]
-    assert times.first_token_ms(Target(A, 0), IDLE, Work(0, 9, 0, 0)) is None
+    assert times.first_token_ms(Target(A, 0), IDLE, Work(0, 9, 0, 0), times._clock()) is None
 
 
 def test_rates_are_found() -> None:
@@ -158,7 +158,7 @@ def test_who_is_gone_is_forgotten() -> None:
 def test_a_first_token_waits_for_all_prompts_before_it() -> None:
     times = learned(a=Engine(10.0, 0.1))
     busy = TargetLoad(3, 0, 400, 5000)
-    expected = times.first_token_ms(Target(A, 0), busy, Work(2, 300, 200, 1 << 20))
+    expected = times.first_token_ms(Target(A, 0), busy, Work(2, 300, 200, 1 << 20), times._clock())
     assert expected == pytest.approx(10.0 + 0.1 * (400 + 300 + 200), rel=0.1)
 
 

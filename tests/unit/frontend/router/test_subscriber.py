@@ -1,4 +1,4 @@
-"""Over real sockets, with vLLM's own publisher."""
+"""Over real sockets, with a worker's own publisher."""
 
 import asyncio
 import errno
@@ -7,18 +7,20 @@ import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import zmq
 import zmq.asyncio
 from prometheus_client import REGISTRY
-from vllm.distributed.kv_events import KVCacheEvent, KVEventBatch, ZmqEventPublisher
+from vllm.distributed.kv_events import KVCacheEvent, KVEventBatch
 
+from backend_worker.kv_events.event_publisher import FleetEventPublisher
 from common.observability.telemetry import TASK_FAILURES
 from common.request_plane import loop_socket
+from frontend.router.event_wire import END_OF_REPLAY
 from frontend.router.events import subscriber as events
-from frontend.router.events.event_stream import EventStream
-from frontend.router.events.replays import Command
+from frontend.router.events.event_stream import EventStream, Replay
 from frontend.router.events.subscriber import KvEventSubscriber, ZmqFeeds
 from frontend.router.index import indexes
 from frontend.router.index.indexes import BlockIndexes, Knowledge, TargetBlocks
@@ -44,22 +46,22 @@ def await_free(port: int) -> None:
 
 
 class Worker:
-    """vLLM's publisher, at endpoints that stay the same over restarts."""
+    """A publisher at endpoints that stay the same over restarts."""
 
-    def __init__(self, *, rank: int = 0, buffer_steps: int = 1000) -> None:
-        self._rank = rank
-        self._buffer_steps = buffer_steps
+    def __init__(self, *, rank: int = 0) -> None:
         self._ports = [free_port(), free_port()]
         live, replay = (f"tcp://127.0.0.1:{port}" for port in self._ports)
-        self.source = EventSource(rank, live, replay, "kv", buffer_steps)
+        self.source = EventSource(rank, live, replay, "kv")
         self._publisher = self._start()
 
-    def _start(self) -> ZmqEventPublisher:
+    def _start(self) -> FleetEventPublisher:
         for port in self._ports:
             await_free(port)
         # Rank 0 always: the publisher would add its rank to the port.
         live, replay = (f"tcp://*:{port}" for port in self._ports)
-        return ZmqEventPublisher(0, live, replay, buffer_steps=self._buffer_steps, topic="kv")
+        return FleetEventPublisher(
+            0, key_file="", endpoint=live, replay_endpoint=replay, buffer_steps=1000, topic="kv"
+        )
 
     def publish(self, *published: KVCacheEvent) -> None:
         self._publisher.publish(KVEventBatch(ts=time.time(), events=list(published)))
@@ -144,11 +146,11 @@ async def test_live_messages_that_are_lost_before_they_are_read(
     to_lose = 3
 
     class LossyStream(EventStream):
-        def on_live(self, sequence_frame: bytes, payload: bytes, now: float) -> list[Command]:
+        def on_live(self, sequence_frame: bytes, payload: bytes, now: float) -> Replay | None:
             nonlocal to_lose
             if to_lose:
                 to_lose -= 1
-                return []
+                return None
             return super().on_live(sequence_frame, payload, now)
 
     monkeypatch.setattr(ZmqFeeds, "stream_type", LossyStream)
@@ -181,7 +183,7 @@ async def test_others_get_their_turn_after_each_message_that_takes_long(
             await asyncio.sleep(0)
 
     class SlowStream(EventStream):
-        def on_live(self, sequence_frame: bytes, payload: bytes, now: float) -> list[Command]:
+        def on_live(self, sequence_frame: bytes, payload: bytes, now: float) -> Replay | None:
             at.append(turns)
             time.sleep(0.003)  # meanwhile the next ones come
             return super().on_live(sequence_frame, payload, now)
@@ -200,8 +202,8 @@ async def test_others_get_their_turn_after_each_message_that_takes_long(
     assert all(before < after for before, after in itertools.pairwise(at))
 
 
-async def test_more_events_than_one_replay_can_carry(feeds: ZmqFeeds) -> None:
-    with running(Worker(buffer_steps=10_000)) as worker:
+async def test_more_events_than_are_kept(feeds: ZmqFeeds) -> None:
+    with running(Worker()) as worker:
         for number in range(3_000):
             worker.publish(stored(number))
         listener = Listener(feeds, worker.source)
@@ -223,7 +225,6 @@ async def test_a_restart_in_place(feeds: ZmqFeeds) -> None:
         worker.publish(stored(8))
         await listener.until(lambda: listener.exact() and listener.held(7, 8) == 2)
         assert listener.held(1) == listener.held(2) == 0
-        assert listener.subscriber.statistics()[0].restarts == 1
         await listener.subscriber.close()
 
 
@@ -232,14 +233,23 @@ async def test_a_worker_that_is_not_there(feeds: ZmqFeeds) -> None:
     source = EventSource(0, f"tcp://127.0.0.1:{live}", f"tcp://127.0.0.1:{replay}")
     listener = Listener(feeds, source)
     listener.subscriber.start()
-    await listener.until(lambda: "does not answer" in listener.subscriber.state(0).reason)
-    assert listener.subscriber.state(0).knowledge is Knowledge.APPROXIMATE
+    await listener.until(lambda: "no connection" in listener.subscriber.state(0).reason)
     await listener.subscriber.close()
+
+
+async def test_a_replay_endpoint_that_is_not_there(feeds: ZmqFeeds) -> None:
+    with running(Worker()) as worker:
+        nowhere = f"tcp://127.0.0.1:{free_port()}"
+        listener = Listener(feeds, replace(worker.source, replay_endpoint=nowhere))
+        listener.subscriber.start()
+        await listener.until(lambda: "does not answer" in listener.subscriber.state(0).reason)
+        assert listener.subscriber.state(0).knowledge is Knowledge.APPROXIMATE
+        await listener.subscriber.close()
 
 
 @pytest.mark.parametrize("endpoint", ["nonsense", "tcp://"])
 async def test_endpoints_that_zmq_refuses(feeds: ZmqFeeds, endpoint: str) -> None:
-    listener = Listener(feeds, EventSource(0, endpoint))
+    listener = Listener(feeds, EventSource(0, endpoint, endpoint))
     listener.subscriber.start()
     await listener.until(lambda: "can't be used" in listener.subscriber.state(0).reason)
     assert listener.subscriber.state(0).knowledge is Knowledge.APPROXIMATE
@@ -276,42 +286,41 @@ async def test_hostile_messages(feeds: ZmqFeeds, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(events, "_MAX_MESSAGE", 10_000)
     monkeypatch.setattr(loop_socket, "MAX_FRAMES", 100)
     context = zmq.asyncio.Context()
-    publisher = context.socket(zmq.PUB)
-    port = publisher.bind_to_random_port("tcp://127.0.0.1")
-    listener = Listener(feeds, EventSource(0, f"tcp://127.0.0.1:{port}"))
+    publisher, replays = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
+    ports = [each.bind_to_random_port("tcp://127.0.0.1") for each in (publisher, replays)]
+    listener = Listener(feeds, EventSource(0, *(f"tcp://127.0.0.1:{port}" for port in ports)))
     listener.subscriber.start()
-    good = 0
+
+    async def answer(*messages: tuple[bytes, ...]) -> None:
+        """Answer a question with nothing but these."""
+        async with asyncio.timeout(60):
+            name, _, _ = await replays.recv_multipart()
+        for message in (*messages, (b"", b"", END_OF_REPLAY, b"")):
+            await replays.send_multipart([name, *message])
 
     async def send(*frames: bytes) -> None:
         await publisher.send_multipart(frames)
 
-    async def send_good() -> None:
-        nonlocal good
-        await send(b"", frame(good), encode([stored(good)], time=float(good)))
-        good += 1
-
-    while not listener.exact():
-        await send_good()
-        await asyncio.sleep(0.02)
-        if not listener.exact():
-            good = 0
+    asked = asyncio.create_task(
+        answer((b"",), (b"", b"topic", frame(0), b""), (b"", b"", b"short", b""), *[(b"",) * 500])
+    )
+    await listener.until(lambda: asked.done() and listener.exact())
     await send(b"")
-    await send(b"", frame(good))
-    await send(b"topic", frame(good), b"")
+    await send(b"", frame(0))
+    await send(b"topic", frame(0), b"")
     await send(*[b""] * 5_000)
     await send(b"", b"short", b"")
-    await send(b"", frame(good), b"\xff" * 100)
-    await send(b"", frame(good), b"\x93" + b"\x91" * 5_000)
-    await send_good()
-    last = good - 1
-    await listener.until(lambda: listener.held(last) == 1)
+    await send(b"", frame(0), b"\xff" * 100)
+    await send(b"", frame(0), b"\x93" + b"\x91" * 5_000)
+    await send(b"", frame(0), encode([stored(7)], time=1.0))
+    await listener.until(lambda: listener.held(7) == 1)
     assert listener.exact()
     malformed = listener.subscriber.statistics()[0].malformed
-    assert malformed == {"frames": 4, "sequence": 1, "payload": 2}
-    # Beyond the size limit ZMQ drops the connection: without replay, all is forgotten.
-    await send(b"", frame(good), b"x" * 20_000)
+    assert malformed == {"frames": 7, "sequence": 2, "payload": 2}
+    # Beyond the size limit ZMQ drops the connection for good: all is forgotten.
+    await send(b"", frame(1), b"x" * 20_000)
     await listener.until(lambda: not listener.exact())
-    assert listener.held(last) == 0
+    assert listener.held(7) == 0
     await listener.subscriber.close()
     context.destroy(linger=0)
 

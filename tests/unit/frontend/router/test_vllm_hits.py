@@ -202,7 +202,7 @@ async def test_a_hit_is_as_long_as_predicted(model: str, drafting: str, late: in
         none_hash=none_hash,
         drops_last_block=bool(drafting),
         drops_in_windows=not mtp,
-        event_sources=(EventSource(0, "unused"),),
+        event_sources=(EventSource(0, "unused", "unused"),),
     )
     await router.roster.add(served)
     try:

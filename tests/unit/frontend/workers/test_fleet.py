@@ -25,11 +25,12 @@ from common.identity import BlockHash, Incarnation, MmHash, RequestId, Target, W
 from common.observability.fleet_events import What, recent
 from common.observability.telemetry import INTERNAL_ERRORS, REFUSED_CARDS, TASK_FAILURES
 from common.request_plane.card import Adapter, HostIdentity, WorkerCard, WorkerState
-from common.request_plane.protocol import Coming, Output, RankStatus, Status, Submit, Terms
+from common.request_plane.protocol import Coming, Output, Status, Submit, Terms
+from common.request_plane.step_sums import RankStatus
 from common.transfer.handshake import TransferReply
 from frontend.router import LoraKey, RoutingRequest
 from frontend.router.ejection import Circuit
-from frontend.workers import members
+from frontend.workers import contract, members, tell_refused
 from frontend.workers.link import WorkerLink
 from frontend.workers.members import Member
 from tests.fakes.cards import make_card
@@ -56,6 +57,33 @@ async def test_nobody_is_there_at_first(town: Town) -> None:
     assert not town.fleet.connected
     with pytest.raises(NoWorkerError, match="none has registered"):
         town.fleet.check_available()
+
+
+async def test_a_refused_worker_says_so_on_its_log(
+    town: Town, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contract, "TELL_S", 0.05)
+    telling = asyncio.create_task(tell_refused(town.fleet.refusals.notices, "f (process 1)", None))
+    card = town.card(vllm_version="0.1.0\n")
+    town.news.say(CardPresent(card))
+    town.news.say(CardPresent(town.card("of-another-run", incarnation="i9", vllm_version="0.2.0")))
+    line = "frontend f (process 1) refuses this worker and sends it no requests: "
+    try:
+        await until(lambda: line in caplog.text)
+        said = [record.message for record in caplog.records if line in record.message]
+        assert len(said) == 1, "once a minute, however often it is told"
+        assert "vllm_version" in said[0] and "\n" not in said[0]
+        town.news.say(gone(card))
+        await until(lambda: len(list(town.fleet.refusals.notices())) == 1)
+    finally:
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+
+
+async def test_a_card_of_which_anybody_may_be_the_author_tells_no_place(town: Town) -> None:
+    town.news.say(CardPresent(town.card(fleet_key="0123456789abcdef")))
+    await until(lambda: bool(town.fleet.refusals.reasons()))
+    assert not list(town.fleet.refusals.notices())
 
 
 async def test_a_worker_joins_and_leaves(town: Town) -> None:
@@ -267,6 +295,9 @@ async def test_of_two_living_workers_under_one_id_the_first_serves_and_the_other
     assert town.serving() == "i1"
     town.news.say(gone(again.card()))
     await until(lambda: not town.fleet.refusals.by_worker())
+    removed = [each.reason for each in recent() if each.what is What.REMOVED]
+    assert removed[-1].startswith("only process 1 on here, which had the same worker id")
+    assert removed[-1].endswith("; the worker serves on (its card is gone)")
 
 
 async def test_a_worker_that_stood_still_does_not_push_its_successor_out(town: Town) -> None:
@@ -582,6 +613,20 @@ async def test_a_draining_worker_that_is_connected_again_still_gets_nothing(town
     link._lose("for the test")
     await until(lambda: member.link not in (None, link))
     assert town.router.roster.targets() == []
+
+
+async def test_a_worker_of_which_somebody_else_wrote_that_it_drains_serves_again(
+    town: Town,
+) -> None:
+    """It puts its card right, and goes on as if nothing had been."""
+    town.news.say(CardPresent(town.card()))
+    await until(lambda: town.fleet.connected)
+    town.news.say(CardPresent(town.card(state=WorkerState.DRAINING)))
+    await until(lambda: not town.fleet.connected)
+    town.news.say(CardPresent(town.card()))
+    await until(lambda: town.fleet.connected)
+    assert town.router.roster.targets()
+    assert len(town.fleet.members) == 1
 
 
 async def test_a_closed_fleet_says_that_it_is_closed(town: Town) -> None:

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from common.discovery import base
+from common.discovery import base, sealed_cards
 from common.discovery.base import CardPresent, CardPublisher, CardRefused
 from common.discovery.etcd import EtcdDiscovery, client
 from common.discovery.etcd import discovery as etcd_discovery
 from common.discovery.etcd.client import EtcdAccess
-from common.discovery.etcd.discovery import EtcdCardPublisher
+from common.discovery.etcd.discovery import EtcdCardPublisher, EtcdCardWatcher
 from common.errors import CardError, DiscoveryError
 from common.identity import Incarnation, WorkerId
-from common.request_plane.card import WorkerState
+from common.request_plane.card import WorkerCard, WorkerState
 from tests.certificates import Authority
 from tests.fakes.cards import make_card
 from tests.fakes.etcd import BINARIES, NO_ETCD, EtcdMember, etcd_cluster
@@ -227,9 +227,10 @@ async def test_who_is_cancelled_while_it_withdraws_leaves_no_connection(
 
 async def test_a_call_whose_connection_is_closed_says_so(member: EtcdMember) -> None:
     asking = client.EtcdClient(place(member).access)
-    await asking.read(b"/fleet/")
+    never = b"/fleet/w0/i0"
+    await asking.check_put(never)
     member.pause()
-    reading = asyncio.create_task(asking.read(b"/fleet/"))
+    reading = asyncio.create_task(asking.check_put(never))
     for _ in range(3):
         await asyncio.sleep(0)
     await asking.close()
@@ -286,16 +287,21 @@ async def test_what_it_missed_is_told_although_etcd_has_forgotten_it(member: Etc
         revision = found.partition('"revision":')[2].partition(",")[0]
         await asyncio.to_thread(member.control, "compact", revision)
         async with watching(seen) as changes:
-            assert await changes.next() == gone(make_card())
             assert await changes.next() == CardPresent(other)
+            assert await changes.next() == gone(make_card())
+
+
+async def put_card(member: EtcdMember, card: WorkerCard) -> None:
+    name = f"/fleet/{card.worker_id}/{card.incarnation}"
+    await asyncio.to_thread(member.control, "put", name, card.to_json().decode())
 
 
 async def test_what_etcd_forgets_between_two_pages_is_read_again(
     member: EtcdMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "PAGE", 1)
-    for number in range(3):
-        await asyncio.to_thread(member.control, "put", f"/fleet/{number}", "x")
+    for number in range(2):
+        await put_card(member, make_card(f"w{number}"))
     asking = client.EtcdClient(place(member).access)
     ask, forgotten = asking._ask, False
 
@@ -304,15 +310,18 @@ async def test_what_etcd_forgets_between_two_pages_is_read_again(
         answer = await ask(call)
         if not forgotten:
             forgotten = True
-            await asyncio.to_thread(member.control, "put", "/fleet/2", "y")
-            revision = answer.header.revision + 1
+            await asyncio.to_thread(member.control, "del", "/fleet/w0/i0")
+            await put_card(member, make_card("w2"))
+            revision = answer.header.revision + 2
             await asyncio.to_thread(member.control, "compact", str(revision))
         return answer
 
     monkeypatch.setattr(asking, "_ask", forgetful)
-    _, found = await asking.read(b"/fleet/")
-    assert [each.value for each in found] == [b"x", b"x", b"y"]
-    await asking.close()
+    watcher = EtcdCardWatcher(asking, "/fleet", None)
+    async with watching(watcher) as changes:
+        told = [await changes.next() for _ in range(4)]
+    assert told == [*(CardPresent(make_card(f"w{each}")) for each in range(3)), gone(make_card())]
+    assert forgotten
 
 
 async def test_no_proxy_is_asked(member: EtcdMember, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,9 +369,9 @@ async def test_more_cards_than_are_read_at_once(
         await publisher.withdraw()
 
 
-async def test_thousands_of_keys_and_cards_as_large_as_etcd_takes(member: EtcdMember) -> None:
+async def test_thousands_of_keys_and_cards_as_large_as_they_may_be(member: EtcdMember) -> None:
     discovery = place(member)
-    large = make_card("large").model_copy(update={"supported_tasks": ["x" * 1_400_000]})
+    large = make_card("large").model_copy(update={"supported_tasks": ["x" * 1_000_000]})
     asking = client.EtcdClient(discovery.access)
     for number in range(2_000):
         await asking.put(f"/fleet/w{number}/i0".encode(), b"{}", 0, 0)
@@ -374,10 +383,38 @@ async def test_thousands_of_keys_and_cards_as_large_as_etcd_takes(member: EtcdMe
             await asyncio.to_thread(member.control, "del", "--prefix", "/fleet/w")
             ended = [await changes.next() for _ in range(2_000)]
             assert gone(large) not in ended
-        too_large = large.model_copy(update={"supported_tasks": ["x" * 3_000_000]})
-        with pytest.raises(DiscoveryError, match="can't be put"):
+        too_large = large.model_copy(update={"supported_tasks": ["x" * 1_100_000]})
+        with pytest.raises(DiscoveryError, match="frontends take"):
             await publisher.publish(too_large)
     await asking.close()
+
+
+async def test_of_more_cards_than_there_is_room_for_the_others_come_once_there_is(
+    member: EtcdMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed_cards, "MAX_CARDS", 4)
+    before = counted("size")
+    async with published(place(member)) as (_, changes):
+        for number in range(10, 20):
+            await put_card(member, make_card(f"w{number}"))
+        for number in range(10, 13):
+            assert await changes.next() == CardPresent(make_card(f"w{number}"))
+        next_change = asyncio.create_task(changes.next())
+        await until(lambda: counted("size") == before + 7)
+        assert not next_change.done()
+        await asyncio.to_thread(member.control, "del", "--prefix", "/fleet/w1")
+        assert await next_change == gone(make_card("w10"))
+        for number in (11, 12):
+            assert await changes.next() == gone(make_card(f"w{number}"))
+        # Now one that came while there was no room, beside others that went.
+        for number in range(20, 24):
+            await put_card(member, make_card(f"w{number}"))
+        for number in range(20, 23):
+            assert await changes.next() == CardPresent(make_card(f"w{number}"))
+        for number in (20, 21):
+            await asyncio.to_thread(member.control, "del", f"/fleet/w{number}/i0")
+            assert await changes.next() == gone(make_card(f"w{number}"))
+        assert await changes.next() == CardPresent(make_card("w23"))
 
 
 async def test_a_neighbour_with_a_longer_name_is_not_ours(member: EtcdMember) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from common.discovery import sealed_cards
 from common.discovery.base import CardChange, CardGone, CardPresent, CardRefused
 from common.discovery.file import LEASE_S, FileCardPublisher, FileCardWatcher, files
 from common.errors import CardError, CardKeyError, DiscoveryError
@@ -33,9 +34,13 @@ class Reader:
 
     def look(self, later_s: float = 0.0) -> list[CardChange]:
         self.now += later_s
-        self.watcher._look()
-        changes = list(self.watcher._pending)
-        self.watcher._pending.clear()
+        try:
+            self.watcher._look()
+            self.watcher.note_success()
+        except DiscoveryError as error:
+            self.watcher.note_problem(error)
+        changes = list(self.watcher.pending)
+        self.watcher.pending.clear()
         return changes
 
     def wait(self, seconds: float) -> list[CardChange]:
@@ -277,6 +282,39 @@ def test_a_card_that_can_not_be_opened_keeps_its_lease_and_no_other_suffers(
     assert changes == [gone(make_card("stale"))]
     monkeypatch.undo()
     assert reader.look() == [CardPresent(make_card("stale"))]
+
+
+def test_of_more_files_than_there_is_room_for_those_that_are_known_stay(
+    cards: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sealed_cards, "MAX_CARDS", 3)
+    known = put(cards, make_card("known"))
+    assert reader.look() == [CardPresent(make_card("known"))]
+    before = counted("size")
+    paths = [put(cards, make_card(f"a{number}")) for number in range(50)]
+    assert len(reader.look(0.25)) == 2
+    for _ in range(3):
+        assert reader.look(0.25) == []
+    assert counted("size") == before + 1
+    assert sum("no room" in record.message for record in caplog.records) == 1
+    for path in paths:
+        path.unlink()
+    put(cards, make_card("late"))
+    touch(known)
+    assert {type(change) for change in reader.look(0.25)} == {CardGone}
+    assert reader.look(0.25) == [CardPresent(make_card("late"))]
+
+
+def test_large_cards_share_a_limit(
+    cards: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = [make_card(f"w{number}", supported_tasks=["x" * 100_000]) for number in range(5)]
+    monkeypatch.setattr(sealed_cards, "MAX_CARD_BYTES_IN_ALL", 250_000)
+    for card in large:
+        put(cards, card)
+    assert len(reader.look()) == 2
+    put(cards, make_card("small"))
+    assert reader.look() == [CardPresent(make_card("small"))]
 
 
 async def test_looking_leaves_no_handle_open(cards: Path, reader: Reader) -> None:

@@ -53,7 +53,7 @@ async def test_a_directory_that_others_can_write_is_not_trusted(tmp_path: Path, 
     cards.mkdir()
     cards.chmod(mode)
     refused(cards, "with mode")
-    with pytest.raises(DiscoveryError, match="--discovery-dir"):
+    with pytest.raises(DiscoveryError, match="--discovery"):
         await FileCardPublisher(cards).publish(make_card())
     assert not any(cards.iterdir())  # a test
     async with watching(FileCardWatcher(cards)) as changes:

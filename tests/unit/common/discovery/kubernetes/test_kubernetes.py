@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from common.discovery import base
+from common.discovery import base, sealed_cards
 from common.discovery.base import CardPresent, CardPublisher, CardRefused
 from common.discovery.kubernetes import KubernetesDiscovery, access, client, discovery, watcher
 from common.discovery.kubernetes.leases import CARD, WORKER, KubernetesAccess, Pod, name_of
@@ -374,7 +374,8 @@ async def test_there_is_room_for_so_many_cards_and_no_more(
 ) -> None:
     before = counted("size")
     async with published(place(server)) as (publisher, changes):
-        monkeypatch.setattr(watcher, "ROOM", 2 * len(make_card().to_json()) + 100)
+        room = 2 * len(make_card().to_json()) + 100
+        monkeypatch.setattr(sealed_cards, "MAX_CARD_BYTES_IN_ALL", room)
         put(server, lying(make_card("w1")))
         assert await changes.next() == CardPresent(make_card("w1"))
         put(server, lying(make_card("w2")))

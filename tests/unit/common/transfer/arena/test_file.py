@@ -9,8 +9,8 @@ import pytest
 
 from common.errors import ArenaUnavailableError
 from common.transfer.arena import file as arena_file
-from common.transfer.arena.file import create, new_name, reap_orphans
-from common.transfer.arena.layout import NAME_PATTERN
+from common.transfer.arena.file import ArenaMapping, create, new_name, reap_orphans
+from common.transfer.arena.layout import NAME_PATTERN, ArenaOffer
 
 
 def dead_pid() -> int:
@@ -74,6 +74,26 @@ def test_living_owners_and_other_files_are_left_alone(tmp_path: Path) -> None:
         assert len(list(tmp_path.iterdir())) == 5
     finally:
         os.close(descriptor)
+
+
+REAP = """
+import sys
+from pathlib import Path
+from common.transfer.arena import reap_orphans
+assert reap_orphans(Path(sys.argv[1])) == 1
+"""
+
+
+def test_nobody_waits_for_what_another_user_put_under_an_arenas_name(tmp_path: Path) -> None:
+    pipe = tmp_path / f"mmrouter-arena-{dead_pid()}-5-{'0' * 16}"
+    os.mkfifo(pipe, 0o600)
+    with pytest.raises(ArenaUnavailableError, match="not a file of this user"):
+        ArenaMapping.open(
+            ArenaOffer(name=pipe.name, size=1 << 20, generation=1, nonce="00" * 32), tmp_path
+        )
+    # In a process that can be ended, as a start that waits for a writer never does.
+    subprocess.run([sys.executable, "-c", REAP, str(tmp_path)], check=True, timeout=120)
+    assert not pipe.exists()
 
 
 def test_an_owner_whose_pid_cannot_be_seen_keeps_its_arena(tmp_path: Path) -> None:

@@ -10,10 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ArenaUnavailableError, CorruptSegmentError, TransferTimeoutError
+from common.errors import (
+    ArenaFullError,
+    ArenaUnavailableError,
+    CorruptSegmentError,
+    TransferTimeoutError,
+)
 from common.transfer import pages
 from common.transfer.base import Received
 from common.transfer.checksum import PIECE
+from common.transfer.nixl import reading
 from common.transfer.nixl_processes.messages import Done, FromReader, Read
 from common.transfer.nixl_processes.network import NixlNetwork, nixl_installed
 from tests.unit.common.transfer.items import is_image
@@ -112,6 +118,37 @@ async def test_items_that_find_no_room_get_memory_of_their_own(
     rooms = ends.landing.rooms if network is THIS_HOST else ends.receiver._reading._copies
     assert rooms.free_bytes == ROOM_FOR_ITEMS
     assert await ends.carry(21)
+
+
+@pytest.mark.parametrize("size", [1 << 36, 1 << 61])
+@each_network
+async def test_an_item_that_is_said_to_be_huge_takes_no_memory(
+    make_ends: MakeEnds, network: NixlNetwork, size: int
+) -> None:
+    """A frontend may say what it likes of its arena and of its items."""
+    ends = await connected(make_ends, network)
+    huge = ends.offer.arena.model_copy(update={"size": 1 << 62})
+    await ends.receiver._peers.attach(ends.offer)
+    ends.receiver._peers._offers[ends.offer.agent] = ends.offer.model_copy(update={"arena": huge})
+    metadata = ends.send(1).model_copy(update={"buffer_sizes": (size,)})
+    with pytest.raises(ArenaFullError, match="finds no memory"):
+        await ends.receiver.receive(metadata)
+    assert await ends.carry(2)
+
+
+async def test_items_that_find_no_room_share_a_limit(
+    make_ends: MakeEnds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = await connected(make_ends, THIS_HOST, 64 << 20)
+    metadata = ends.send(1, LARGE)
+    monkeypatch.setattr(reading, "MAX_OWN_BYTES", 2 * metadata.layout.length)
+    held = [await ends.receiver.receive(metadata) for _ in range(2)]
+    with pytest.raises(ArenaFullError):
+        await ends.receiver.receive(metadata)
+    held.pop().release()
+    with await ends.receiver.receive(metadata) as received:  # after what was given back
+        assert is_image(received.item, 1)
+    held.pop().release()
 
 
 @each_network

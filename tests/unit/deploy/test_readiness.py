@@ -1,8 +1,6 @@
-"""What a launch script waits for, where its frontend asks for a key that the script has not got."""
+"""What the launcher waits for, where its frontend asks for a key that the script has not got."""
 
 import ssl
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,17 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from common.launcher import readiness
+from common.launcher.readiness import Place
 from tests.certificates import Authority
 from tests.ports import free_port
 
-TOOLS = Path(__file__).parents[3] / "examples" / "launch" / "launch_tools.py"
 
-
-def awaited(*arguments: str) -> str:
-    """As the scripts ask."""
-    command = [sys.executable, "-S", str(TOOLS), "awaited", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    return done.stdout.strip()
+def awaited(url: str, worker: Path | None = None, log: Path | None = None) -> str:
+    """What is not ready, in one line: a frontend with its log, and the worker w0 with its own."""
+    left = readiness.awaited({"frontend": Place(url, log)}, {"w0": worker} if worker else {})
+    return "; ".join(f"{name}: {doing}" for name, doing in left.items())
 
 
 class Guarded(BaseHTTPRequestHandler):
@@ -47,9 +44,9 @@ def test_where_a_frontend_does_not_say_whom_it_knows_the_worker_is_believed(
 ) -> None:
     log = tmp_path / "log"
     log.write_text("Starting to load model x\n")
-    assert awaited(url, f"w0={log}") == "w0: loading weights"
+    assert awaited(url, log) == "w0: loading weights"
     log.write_text("worker w0 serves x at tcp://127.0.0.1:1\n")
-    assert awaited(url, f"w0={log}") == ""
+    assert awaited(url, log) == ""
     assert awaited(url) == ""
 
 
@@ -69,11 +66,11 @@ def test_one_that_asks_for_a_certificate_is_ready_when_its_log_says_so(tmp_path:
     for newest in (ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_2):
         context.maximum_version = newest
         with serving(context) as url:
-            assert "it has no worker yet" in awaited(f"{url}={log}")
+            assert "it has no worker yet" in awaited(url, log=log)
             assert awaited(url) == ""
             with log.open("a") as file:
                 file.write("INFO [frontend] frontend.app: serving demo\n")
-            assert awaited(f"{url}={log}") == ""
+            assert awaited(url, log=log) == ""
         log.write_text("INFO [frontend] frontend.app: waiting for workers in /cards\n")
 
 

@@ -1,7 +1,4 @@
-"""How to ask a frontend that a launch script started: at an address or a socket, over TLS or not.
-
-Standard library only.
-"""
+"""How to ask a frontend that was started here: at an address or a socket, over TLS or not."""
 
 import http.client
 import os
@@ -12,6 +9,8 @@ import ssl
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
+
+from common.errors import ConfigurationError
 
 NOBODY, SILENT, LOCKED = 0, -1, -2
 """Instead of a status: nobody listens; no answer in time; a client certificate is asked for."""
@@ -43,7 +42,7 @@ def client_tls() -> ssl.SSLContext:
     """Without a look at the frontend's certificate: the script started it, and tells it nothing.
 
     Raises:
-        SystemExit: the client certificate can't be used.
+        ConfigurationError: the client certificate can't be used.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -52,7 +51,7 @@ def client_tls() -> ssl.SSLContext:
         try:
             context.load_cert_chain(certificate, os.environ.get(CLIENT_KEY) or None)
         except OSError as error:  # that of TLS is one
-            raise SystemExit(
+            raise ConfigurationError(
                 f"{CLIENT_CERT}={certificate} can't be used: {error}; it is a PEM file, and "
                 f"{CLIENT_KEY} that of its key, unless the key is in the same file"
             ) from None

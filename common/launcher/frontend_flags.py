@@ -1,10 +1,12 @@
-"""What the flags of frontends say that a launch script, or who asks them, must know."""
+"""What the flags of frontends say that a client of them must know."""
 
 import argparse
 import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+
+from common.errors import ConfigurationError
 
 READ = ("--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certs")
 """Files that must be there."""
@@ -23,21 +25,24 @@ class Told:
     key: tuple[str, str] = ("", "")
 
 
-def told(arguments: list[str]) -> Told:
-    """Read FRONTEND_ARGS, and the file of ``--config``.
+def told(arguments: list[str], option: str) -> Told:
+    """Read the flags of frontends, and the file of ``--config``.
+
+    Args:
+        option: where users give flags to frontends alone.
 
     Raises:
-        SystemExit: they say something that the script has to say.
+        ConfigurationError: they say something that the launcher has to say.
     """
-    parser = argparse.ArgumentParser("FRONTEND_ARGS", allow_abbrev=False, add_help=False)
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
     for flag in ("--host", "--port", "--uds", "--api-key-file", "--config", *READ):
         parser.add_argument(flag, flag.replace("-", "_").replace("__", "--"))
     parser.add_argument("--api-key", "--api_key", nargs="*")
     found, _ = parser.parse_known_args(arguments)
     for name in ("host", "port"):
         if getattr(found, name) is not None:
-            raise SystemExit(
-                f"FRONTEND_ARGS has --{name}, which the script chooses: say {name.upper()}= instead"
+            raise ConfigurationError(
+                f"{option} has --{name}, which is the same for all: say it beside, not there"
             )
     config = found.config or os.environ.get("MMROUTER_CONFIG")
     file = read_config(Path(config)) if config else {}
@@ -45,7 +50,7 @@ def told(arguments: list[str]) -> Told:
         name = flag.removeprefix("--")
         place = getattr(found, name.replace("-", "_")) or file.get(name)
         if place and not os.access(str(place), os.R_OK):
-            raise SystemExit(f"{flag}: {place} can't be read")
+            raise ConfigurationError(f"{flag}: {place} can't be read")
     key_file = (
         found.api_key_file
         or os.environ.get("MMROUTER_API_KEY_FILE")
@@ -62,7 +67,7 @@ def read_config(path: Path) -> dict[str, object]:
     try:
         values = yaml.safe_load(path.read_text())
     except OSError as error:
-        raise SystemExit(f"--config {path} can't be read: {error.strerror}") from None
+        raise ConfigurationError(f"--config {path} can't be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError):
         return {}
     pairs = values.items() if isinstance(values, dict) else ()
@@ -76,7 +81,7 @@ def key(given: object, file: str) -> tuple[str, str]:
         try:
             lines = [line.strip() for line in Path(file).read_text().splitlines()]
         except (OSError, UnicodeDecodeError) as error:
-            raise SystemExit(f"the API keys in {file} can't be read: {error}") from None
+            raise ConfigurationError(f"the API keys in {file} can't be read: {error}") from None
         if kept := [line for line in lines if line and not line.startswith("#")]:
             pattern = shlex.quote("^[^#[:space:]]")
             place = shlex.quote(str(Path(file).resolve()))

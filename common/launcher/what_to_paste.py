@@ -1,4 +1,4 @@
-"""What a launch script prints to be pasted: requests to the frontend that it started."""
+"""What is printed to be pasted: requests to the frontend that was started."""
 
 import base64
 import io
@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from frontend_access import CLIENT_CERT, CLIENT_KEY, LOCKED, Trust, get, trust
-from frontend_flags import told
+from common.errors import ConfigurationError
+from common.launcher.frontend_access import CLIENT_CERT, CLIENT_KEY, LOCKED, Trust, get, trust
 
 
 def picture() -> str:
@@ -28,9 +28,12 @@ def picture() -> str:
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
-def tries(url: str, directory: Path, arguments: list[str]) -> str:
-    """What to paste: a curl that sends a picture to the first model, and the example client."""
-    bearer, shown = told(arguments).key
+def tries(url: str, directory: Path, key: tuple[str, str]) -> str:
+    """What to paste: a curl that sends a picture to the first model, and the example client.
+
+    Raises ConfigurationError: the frontend does not tell whom it serves.
+    """
+    bearer, shown = key
     headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
     status, body = get(url, "/v1/models", 30, headers)
     if status == LOCKED:
@@ -39,7 +42,7 @@ def tries(url: str, directory: Path, arguments: list[str]) -> str:
             "CLIENT_KEY=, for a curl to paste here."
         )
     if status != 200:
-        raise SystemExit(f"{url}/v1/models answered with status {status}: {body[:500]!r}")
+        raise ConfigurationError(f"{url}/v1/models answered with status {status}: {body[:500]!r}")
     content = [
         {"type": "image_url", "image_url": {"url": picture()}},
         {"type": "text", "text": "What is in the picture?"},
@@ -81,7 +84,9 @@ def example_client(url: str, trusted: Trust, shown: str) -> list[str]:
     """How it is called; nothing where it can't be."""
     if url.startswith("unix:") or trusted.note or os.environ.get(CLIENT_CERT):
         return []
-    script = Path(__file__).parents[1] / "send_pictures.py"
+    script = Path(__file__).parents[2] / "examples" / "send_pictures.py"
+    if not script.exists():  # it comes with the repository
+        return []
     environment = f'OPENAI_API_KEY="{shown}" ' if shown else ""
     command = " ".join(shlex.quote(relative(part)) for part in (sys.executable, str(script)))
     file = "" if trusted.file is None else f" --cacert {shlex.quote(str(trusted.file))}"

@@ -1,0 +1,1 @@
+"""``mmrouter up``: workers and frontends of this machine, started, watched and stopped together."""

@@ -1,0 +1,386 @@
+"""What ``mmrouter up`` was asked for, by flags or by the launch scripts' variables, and whether it
+can be: everything that can be seen at once is said before anything is started."""
+
+import argparse
+import contextlib
+import os
+import platform
+import re
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NoReturn
+
+from common.cli.command_line import FRONTEND, WORKER
+from common.cli.flag_settings import unknown
+from common.cli.known_flags import KnownFlags, installed_vllm, value_of
+from common.errors import ConfigurationError
+from common.launcher import demo
+from common.launcher.devices import Devices
+from common.launcher.frontend_flags import Told, told
+from common.launcher.ports import free_port
+from common.vllm_compat.preflight import fault_of, model_in
+
+OPTIONS: Final = {
+    "--workers": ("WORKERS", "N", "workers (one for each GPU; 2 on a CPU)"),
+    "--frontends": ("FRONTENDS", "N", "frontends (1), the second on the next port and so on"),
+    "--host": ("HOST", "ADDRESS", "where frontends listen (127.0.0.1)"),
+    "--port": ("PORT", "N", "port of the first frontend (8000; 0 is any free one)"),
+    "--single-gpu": ("SINGLE_GPU", "", "let all workers share the first GPU"),
+    "--gpus-per-worker": ("GPUS_PER_WORKER", "N", "GPUs of each worker (1)"),
+    "--worker-name": (
+        "WORKER_NAME",
+        "NAME",
+        "what workers are called, before their number (worker; with --discovery this host's name)",
+    ),
+    "--start-timeout": ("START_TIMEOUT", "SECONDS", "until a start is given up (900)"),
+    "--run-dir": ("RUN_DIR", "DIRECTORY", "where the logs go (.runs/ and the time)"),
+    "--engine-args": ("ENGINE_ARGS", "TEXT", "flags for workers alone, quoted as in a shell"),
+    "--frontend-args": ("FRONTEND_ARGS", "TEXT", "flags for frontends alone"),
+}
+"""Our own flags: variable of the launch scripts, metavar and help."""
+
+PASSED_ON: Final = {
+    "ROUTER_MODE": "--router-mode",
+    "FLEET_KEY_FILE": "--fleet-key-file",
+    "WORKER_HOST": "--worker-host",
+    "GPU_MEMORY_UTILIZATION": "--gpu-memory-utilization",
+}
+"""Variables of the launch scripts that are flags of frontends or workers."""
+
+HELP: Final = "\n".join(
+    [
+        "usage: mmrouter up [MODEL] [flags]",
+        "",
+        "Start workers and a frontend for a model on this machine, until Ctrl-C (twice: at once).",
+        "Without MODEL, the demo's tiny random model is made and served.",
+        "",
+        *(
+            f"  {f'{flag} {metavar}'.rstrip():<26}{text}"
+            for flag, (_, metavar, text) in OPTIONS.items()
+        ),
+        "",
+        "Any flag of a frontend or a worker may follow, vLLM's too; it goes to who has it, or to",
+        "both: mmrouter frontend --help, mmrouter worker --help. CLIENT_CERT and CLIENT_KEY name",
+        "PEM files to show to frontends that ask for a client certificate.",
+    ]
+)
+
+FROM_ENVIRONMENT: Final = "--from-environment"
+"""The launch scripts say so: their variables count, and are what errors name."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to start.
+
+    Attributes:
+        model: empty if no workers are started.
+        workers: their names, as ``frontends`` has those of frontends.
+        told: what a client has to know.
+        own_discovery: cards are kept in a place that goes with this process.
+    """
+
+    model: str
+    workers: list[str]
+    worker_flags: list[str]
+    frontend_flags: list[str]
+    host: str
+    ports: list[int]
+    told: Told
+    devices: Devices
+    own_discovery: bool
+    start_timeout_s: int
+    drain_s: float
+    run_dir: Path
+    frontends: list[str] = field(default_factory=list)
+
+    @property
+    def urls(self) -> list[str]:
+        """Of the frontends, as this host reaches them."""
+        if self.told.uds:
+            return [f"unix://{self.told.uds}"]
+        reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        address = f"[{reached}]" if ":" in reached else reached
+        return [f"http://{address}:{port}" for port in self.ports]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigurationError(message)
+
+
+class Request:
+    """A command line of ``mmrouter up``, taken apart."""
+
+    def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Take apart what was said; nothing is looked at yet.
+
+        Raises ConfigurationError: a flag or variable means nothing.
+        """
+        self._by_variable = FROM_ENVIRONMENT in argv
+        self._environ = environ
+        self._known = {
+            command: (_known(command), names)
+            for command, names in (("frontend", FRONTEND), ("worker", WORKER))
+        }
+        self.flags: dict[str, list[str]] = {"frontend": [], "worker": []}
+        words = [word for word in argv if word != FROM_ENVIRONMENT]
+        own: list[str] = []
+        if self._by_variable:
+            own += self._own_of_variables()
+            self.flags["worker"] += words
+        else:
+            own += self._share_out(words)
+        self.own = self._parse(own)
+        self._add_words("engine_args", "worker")
+        self._add_words("frontend_args", "frontend")
+        if self._by_variable and "--trust-remote-code" in self.flags["worker"]:
+            # Frontends run a model's own code only if they are told so themselves.
+            self.flags["frontend"].append("--trust-remote-code")
+
+    def name(self, option: str) -> str:
+        """What the user calls one of our options."""
+        flag = "--" + option.replace("_", "-")
+        return OPTIONS[flag][0] if self._by_variable else flag
+
+    def _own_of_variables(self) -> Iterator[str]:
+        for flag, (variable, metavar, _) in OPTIONS.items():
+            value = self._environ.get(variable, "")
+            if metavar and value:
+                yield f"{flag}={value}"
+        match self._environ.get("SINGLE_GPU", ""):
+            case "true":
+                yield "--single-gpu"
+            case "" | "false":
+                pass
+            case other:
+                raise ConfigurationError(f"SINGLE_GPU={other!r} is not one of: true false")
+        share = self._environ.get("GPU_MEMORY_UTILIZATION") or "1"
+        if not re.fullmatch(r"0?\.[0-9]+|1(\.0*)?", share):
+            raise ConfigurationError(
+                f"GPU_MEMORY_UTILIZATION must be a fraction such as 0.4, not {share!r}"
+            )
+        for variable, flag in PASSED_ON.items():
+            if given := self._environ.get(variable):
+                self._to_who_knows(flag, [f"{flag}={given}"])
+        if place := self._environ.get("DISCOVERY"):
+            self._to_who_knows("--discovery", [f"--discovery={place}"])
+        if "MODEL" in self._environ:
+            yield f"--model={self._environ['MODEL']}"
+
+    def _share_out(self, words: Sequence[str]) -> Iterator[str]:
+        """Give each flag, with the words behind it, to who knows it, and return our own."""
+        at = next((n for n, word in enumerate(words) if _is_flag(word)), len(words))
+        if at > 1:
+            raise ConfigurationError(f"unexpected argument {words[1]!r}: one model is served")
+        yield from (f"--model={model}" for model in words[:at])
+        while at < len(words):
+            end = at + 1
+            while end < len(words) and not _is_flag(words[end]):
+                end += 1
+            flag, equals, value = words[at].partition("=")
+            flag = flag.replace("_", "-")
+            if flag in ("--engine-args", "--frontend-args") and not equals and words[at + 1 :]:
+                end = at + 2  # what follows is flags for others
+                yield f"{flag}={words[at + 1]}"
+            elif flag in OPTIONS or flag == "--model":
+                yield from [flag + equals + value, *words[at + 1 : end]]
+            else:
+                self._to_who_knows(flag, words[at:end])
+            at = end
+
+    def _to_who_knows(self, flag: str, words: Sequence[str]) -> None:
+        if flag == "--config":
+            raise ConfigurationError(
+                "--config is a flag of both: write --frontend-args '--config FILE' or "
+                "--engine-args '--config FILE'"
+            )
+        takers = [
+            command
+            for command, (known, names) in self._known.items()
+            if flag.partition(".")[0] in known.flags or flag in names.aliases
+        ]
+        if not takers:
+            every = {each for known, _ in self._known.values() for each in known.flags}
+            raise ConfigurationError(unknown(flag, every | {*OPTIONS}))
+        for command in takers:
+            self.flags[command] += words
+
+    def _parse(self, words: Sequence[str]) -> argparse.Namespace:
+        parser = _Parser("mmrouter up", add_help=False, allow_abbrev=False)
+        parser.add_argument("--model")
+        for flag, (_, metavar, _) in OPTIONS.items():
+            if metavar:
+                parser.add_argument(flag)
+            else:
+                parser.add_argument(flag, action="store_true")
+        return parser.parse_args(list(words))
+
+    def _add_words(self, option: str, command: str) -> None:
+        text: str = getattr(self.own, option) or ""
+        try:
+            self.flags[command] += shlex.split(text)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"{self.name(option)} can't be taken apart ({error}): {text}"
+            ) from None
+
+    def number(self, option: str, default: int, least: int) -> int:
+        """A whole number of at least so much, in digits."""
+        text: str = getattr(self.own, option) or str(default)
+        if not re.fullmatch(r"[0-9]{1,9}", text):
+            raise ConfigurationError(f"{self.name(option)} must be a number, not {text!r}")
+        if int(text) < least:
+            raise ConfigurationError(f"{self.name(option)} must be {least} or more, not {text}")
+        return int(text)
+
+    def check_flags(self) -> None:
+        """Raise ConfigurationError for what the processes would refuse at once."""
+        for command, (known, names) in self._known.items():
+            known.check(self.flags[command], names, self._environ)
+
+    def place(self) -> str:
+        """Where cards are kept, as the user says it; empty if it is left to us."""
+        words = self.flags["frontend"] + self.flags["worker"]
+        return value_of("--discovery", words) or self._environ.get("MMROUTER_DISCOVERY") or ""
+
+    def check_place(self, place: str) -> None:
+        """Raise ConfigurationError for a directory that is not there."""
+        name = "DISCOVERY" if self._by_variable else "--discovery"
+        if place and "://" not in place and not Path(place).is_dir():
+            raise ConfigurationError(
+                f"{name}={place} is no directory: make it with mkdir -m 700, or name the one that "
+                "the other processes of the fleet use"
+            )
+        key = value_of("--fleet-key-file", self.flags["frontend"])
+        if key is not None and not os.access(key, os.R_OK):
+            name = "FLEET_KEY_FILE" if self._by_variable else "--fleet-key-file"
+            raise ConfigurationError(
+                f"{name}={key} can't be read: mmrouter fleet-key new FILE makes one"
+            )
+
+    def check_count(self, workers: int, frontends: int, place: str) -> None:
+        """Raise ConfigurationError if there is nothing to start, or nobody to talk to."""
+        ours, theirs = self.name("workers"), self.name("frontends")
+        set_it = f"set {'DISCOVERY' if self._by_variable else '--discovery'} to"
+        if not workers + frontends:
+            raise ConfigurationError(f"{ours} and {theirs} are both 0: there is nothing to start")
+        if not workers and not place:
+            raise ConfigurationError(
+                f"{ours}=0 starts frontends only: {set_it} the place where workers that run "
+                "already publish their cards"
+            )
+        if not frontends and not place:
+            raise ConfigurationError(
+                f"{theirs}=0 starts workers only: {set_it} the place where frontends that run "
+                "already look for cards"
+            )
+
+    def model(self) -> str:
+        """Which model workers serve; the demo's is made when it is time.
+
+        Raises ConfigurationError: it is not there, or not whole.
+        """
+        model = self.own.model
+        if model is None:
+            return demo.model_of(self.flags)
+        _, given = model_in([model, *self.flags["worker"]]) or ("", frozenset())
+        if fault := fault_of(model, given):
+            raise ConfigurationError(f"MODEL={model}: {fault}" if self._by_variable else fault)
+        return str(model)
+
+    def ports(self, frontends: int, host: str) -> list[int]:
+        """Return a free port for each frontend. Raises ConfigurationError: there is none."""
+        first = self.number("port", 0 if self._by_variable else 8000, 0)
+        if first + frontends > 65536:
+            raise ConfigurationError(
+                f"{self.name('port')}={first}: ports end at 65535, and {frontends} frontends need "
+                "one each"
+            )
+        found: list[int] = []
+        for number in range(frontends):
+            wanted = first + number if first else 0
+            found.append(free_port(host, wanted, found, self.name("host"), self.name("port")))
+        return found
+
+
+def make_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
+    """Make the plan of a command line. Nothing is started, and nothing is written but the
+    directory for logs.
+
+    Raises ConfigurationError: it can't be done.
+    """
+    asked = Request(argv, environ)
+    asked.check_flags()
+    place = asked.place()
+    frontends = asked.number("frontends", 1, 0)
+    devices = Devices.find(
+        single=asked.own.single_gpu, per_worker=asked.number("gpus_per_worker", 1, 1)
+    )
+    workers = asked.number("workers", devices.fitting, 0)
+    asked.check_count(workers, frontends, place)
+    timeout = asked.number("start_timeout", 900, 1)
+    name = asked.own.worker_name or (platform.node() if place else "worker")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+        raise ConfigurationError(
+            f"{asked.name('worker_name')} must have letters, digits, dots, _ and - only, not "
+            f"{name!r}"
+        )
+    asked.check_place(place)
+    devices.check(workers, asked.name("workers"), asked.name("single_gpu"))
+    model = asked.model() if workers else ""
+    host = asked.own.host or "127.0.0.1"
+    client = told(asked.flags["frontend"], asked.name("frontend_args")) if frontends else Told()
+    if client.uds and frontends > 1:
+        raise ConfigurationError(
+            f"--uds is one socket, and {asked.name('frontends')} is {frontends}"
+        )
+    return Plan(
+        model=model,
+        workers=[f"{name}-{number}" for number in range(workers)],
+        worker_flags=devices.flags(workers) + asked.flags["worker"],
+        frontend_flags=asked.flags["frontend"],
+        host=host,
+        ports=asked.ports(frontends, host),
+        told=client,
+        devices=devices,
+        own_discovery=not place,
+        start_timeout_s=timeout,
+        drain_s=_seconds(value_of("--drain-timeout", asked.flags["worker"]) or "60"),
+        run_dir=_run_dir(asked),
+        frontends=[f"frontend{f'-{number}' if number else ''}" for number in range(frontends)],
+    )
+
+
+def _run_dir(asked: Request) -> Path:
+    stamp = f".runs/{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    path = Path(asked.own.run_dir or stamp).absolute()
+    with contextlib.suppress(OSError):
+        path.mkdir(parents=True, exist_ok=True)
+    if not (path.is_dir() and os.access(path, os.W_OK)):
+        raise ConfigurationError(
+            f"{asked.name('run_dir')}={path} can't be written to: name a directory for the logs"
+        )
+    return path
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 60.0  # the processes say what is wrong with it
+
+
+def _known(command: str) -> KnownFlags:
+    known = KnownFlags.of(command)
+    if known is None:
+        raise ConfigurationError(f"vLLM {installed_vllm()} is installed, which is not supported")
+    return known
+
+
+def _is_flag(word: str) -> bool:
+    """Whether it is one, and no value such as -1 or {"a": -1}."""
+    return re.match(r"--?[A-Za-z]", word) is not None

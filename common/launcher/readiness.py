@@ -1,0 +1,74 @@
+"""Who of those that were started is ready, and what the others do."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from common.launcher.frontend_access import LOCKED, NOBODY, SILENT, get
+
+
+class Place(NamedTuple):
+    """Where a frontend is, and its log if that can be read."""
+
+    url: str
+    log: Path | None
+
+
+def progress(url: str, log: Path | None) -> str:
+    """The state of the frontend, then the ids of the workers it knows, in one line. One that asks
+    for a key or a certificate does not say whom it knows.
+    """
+    status, body = get(url, "/mmrouter/workers")
+    if status == LOCKED:
+        served = log is None or re.search(rb"frontend\.app: serving ", log.read_bytes())
+        return "guarded" if served else "waiting"
+    if status in (NOBODY, SILENT):
+        return "busy" if status == SILENT else "starting"
+    health, _ = get(url, "/health")
+    if status in (401, 403):
+        return "guarded" if health == 200 else "waiting"
+    workers = [str(worker["worker_id"]) for worker in json.loads(body)] if status == 200 else []
+    return " ".join(["healthy" if health == 200 else "waiting", *workers])
+
+
+STAGES: Final = (
+    (rb"worker .+ serves .+ at ", "waiting until it is found"),
+    (rb"KV cache size: ", "warming up"),
+    (rb"Loading weights took ", "making room for its KV cache"),
+    (rb"Starting to load model ", "loading weights"),
+    (rb"Initializing a V1 LLM engine ", "starting its device"),
+    (rb"Resolved architecture: ", "starting its engine"),
+)
+"""What a worker's log says, the last of its start first, and what it does then."""
+
+FRONTENDS: Final = {
+    "busy": "it is there and does not answer yet",
+    "starting": "it does not listen yet",
+    "waiting": "it has no worker yet, or loads the model's processor",
+}
+
+
+def stage(log: Path) -> str:
+    """What a worker that wrote this log is doing."""
+    said = log.read_bytes()
+    return next((doing for line, doing in STAGES if re.search(line, said)), "importing vLLM")
+
+
+def awaited(frontends: Mapping[str, Place], logs: Mapping[str, Path]) -> dict[str, str]:
+    """What is not ready yet, by name, and what it does.
+
+    Args:
+        frontends: where they are, by name.
+        logs: of workers, by name. One is ready if every frontend that says whom it knows has it,
+            or, where none says so, if its log does.
+    """
+    states = {name: progress(*place).split() for name, place in frontends.items()}
+    telling = [known for state, *known in states.values() if state != "guarded"]
+    told = {name: FRONTENDS[state] for name, (state, *_) in states.items() if state in FRONTENDS}
+    for name, log in logs.items():
+        doing = stage(log)
+        if any(name not in known for known in telling) or (not telling and doing != STAGES[0][1]):
+            told[name] = doing
+    return told

@@ -1,0 +1,203 @@
+"""``mmrouter up`` with played frontends and workers: who gets which flag, and that nothing is left.
+
+``test_launch_scripts.py`` has what the launch scripts share with it.
+"""
+
+import contextlib
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from backend_worker.args import parse as parse_worker
+from frontend.args import parse as parse_frontend
+from tests.e2e.processes import Process
+from tests.fakes.launched import calls, interpreter, living
+
+READY = "Ctrl-C stops everything"
+
+
+class Up:
+    """One that runs."""
+
+    def __init__(self, directory: Path, *flags: str, model: str = "model") -> None:
+        self.directory = directory
+        self.mark = secrets.token_hex(8)
+        self.scratch = directory / "tmp"
+        self.scratch.mkdir()
+        path = directory / model
+        path.mkdir()
+        (path / "config.json").write_text('{"model_type": "qwen2_vl"}')
+        for name in ("model.safetensors", "tokenizer.json"):
+            (path / name).write_text("{}")
+        self.process = Process(
+            "up",
+            [sys.executable, "-m", "common.launcher", str(path), "--port=0", *flags],
+            directory / "up.log",
+            MARK=self.mark,
+            MMROUTER_PYTHON=str(interpreter(directory)),
+            RUN_DIR="a variable of the scripts",
+            TMPDIR=str(self.scratch),
+            CUDA_VISIBLE_DEVICES="",
+        )
+
+    @property
+    def said(self) -> str:
+        return self.process.log.read_text()
+
+    def until(self, line: str) -> None:
+        deadline = time.monotonic() + 120
+        while line not in self.said:
+            assert time.monotonic() < deadline, self.said
+            self.process.check_alive()
+            time.sleep(0.05)
+
+    def sweepers(self) -> list[int]:
+        """Processes that are forks of it."""
+        children = psutil.Process(self.process.pid).children()
+        live = [each for each in children if each.status() != psutil.STATUS_ZOMBIE]
+        return [each.pid for each in live if "common.launcher" in each.cmdline()]
+
+    def until_nothing_is_left(self) -> None:
+        deadline = time.monotonic() + 60
+        while living(self.mark) or any(self.scratch.iterdir()):
+            assert time.monotonic() < deadline, (living(self.mark), list(self.scratch.iterdir()))
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        self.process.stop()
+        for pid in living(self.mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def up(directory: Path, *flags: str, model: str = "model") -> Iterator[Up]:
+    one = Up(directory, "--run-dir", str(directory / "logs"), *flags, model=model)
+    try:
+        yield one
+    finally:
+        one.stop()
+
+
+def test_each_flag_goes_to_who_has_it(tmp_path: Path) -> None:
+    flags = ["--max-model-len", "1024", "--max-inflight=7", "--trust_remote_code", "--workers=2"]
+    more = ["--frontend-args", "--log-level debug", "--engine-args", "--log-level error"]
+    with up(tmp_path, *flags, *more) as one:
+        one.until(READY)
+        frontend, *others = (parse_frontend(each.argv) for each in calls(tmp_path, "frontend"))
+        assert others == [], "it starts one"
+        workers = [parse_worker(each.argv) for each in calls(tmp_path, "backend_worker")]
+        assert sorted(str(each.worker_id) for each in workers) == ["worker-0", "worker-1"]
+        assert {each.engine.max_model_len for each in workers} == {1024}
+        assert frontend.http.max_inflight == 7
+        assert {each.engine.trust_remote_code for each in workers} == {True}
+        assert frontend.serve.trust_remote_code
+        assert frontend.process.log_level == "debug"
+        assert {each.process.log_level for each in workers} == {"error"}
+        for name in ("worker-0", "worker-1", "frontend"):
+            assert f"] {name} is ready" in one.said
+        one.process.signal(signal.SIGINT)
+        assert one.process.wait() == 130
+        one.until_nothing_is_left()
+
+
+@pytest.mark.parametrize("victim", ["it", "its sweeper", "both"])
+def test_nothing_is_left_whoever_is_killed(victim: str, tmp_path: Path) -> None:
+    with up(tmp_path) as one:
+        one.until(READY)
+        (sweeper,) = one.sweepers()
+        assert len(living(one.mark)) == 5, "it, its sweeper, two workers and a frontend"
+        if victim != "it":
+            os.kill(sweeper, signal.SIGKILL)
+        if victim == "its sweeper":
+            one.process.signal(signal.SIGTERM)
+            assert one.process.wait() == 143
+        else:
+            one.process.signal(signal.SIGKILL)
+            one.process.wait()
+        if victim == "both":  # the kernel ends the others, and temporary files stay
+            deadline = time.monotonic() + 60
+            while living(one.mark):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        else:
+            one.until_nothing_is_left()
+
+
+def test_a_sweeper_that_was_killed_has_a_successor(tmp_path: Path) -> None:
+    with up(tmp_path) as one:
+        one.until(READY)
+        (first,) = one.sweepers()
+        os.kill(first, signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while not one.sweepers() or first in one.sweepers():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        one.process.signal(signal.SIGKILL)
+        one.process.wait()
+        one.until_nothing_is_left()
+
+
+def test_a_second_interrupt_kills(tmp_path: Path) -> None:
+    with up(tmp_path, "--workers=1", model="stubborn") as one:
+        one.until(READY)
+        one.process.signal(signal.SIGINT)
+        one.until("Ctrl-C again kills")
+        assert len(calls(tmp_path, "backend_worker")) == 1 and living(one.mark)
+        one.process.signal(signal.SIGINT)
+        assert one.process.wait(30) == 130
+        one.until_nothing_is_left()
+
+
+def test_a_worker_that_ends_at_its_start(tmp_path: Path) -> None:
+    with up(tmp_path, model="broken") as one:
+        assert one.process.wait(60) == 1
+        assert "error: worker-0 ended with 1: ValueError: max_model_len is too large" in one.said
+        one.until_nothing_is_left()
+
+
+def test_a_worker_that_is_killed_later(tmp_path: Path) -> None:
+    with up(tmp_path) as one:
+        one.until(READY)
+        started = psutil.Process(one.process.pid).children()
+        killed = [each for each in started if "backend_worker" in each.cmdline()]
+        killed[0].kill()
+        one.until("was ended by SIGKILL; the others go on")
+        killed[1].kill()
+        assert one.process.wait(60) == 1
+        assert "was ended by SIGKILL; no other is left" in one.said
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--workers=0"], "--workers=0 starts frontends only: set --discovery"),
+        (["--workers", "some"], "--workers must be a number, not 'some'"),
+        (["--frontends=0"], "--frontends=0 starts workers only"),
+        (["--router-mode=kvv"], "--router-mode='kvv' is unusable: it is one of kv, round-robin"),
+        (["--max-model-le=5"], "--max-model-le is unknown; did you mean --max-model-len?"),
+        (["--workers"], "expected one argument"),
+        (["--discovery=/no/such"], "--discovery=/no/such is no directory: make it"),
+        (["--config=/no/such"], "--config is a flag of both: write --frontend-args"),
+        (["--host=no.such.host.invalid"], "--host=no.such.host.invalid is no address"),
+        (["--frontend-args=--port=1"], "--frontend-args has --port"),
+        (["--engine-args='"], "--engine-args can't be taken apart"),
+        (["--single-gpu", "more"], "more"),
+    ],
+)
+def test_what_can_t_be_is_a_sentence_before_anything_is_started(
+    flags: list[str], sentence: str, tmp_path: Path
+) -> None:
+    with up(tmp_path, *flags) as one:
+        assert one.process.wait(60) == 2
+        assert one.said.startswith("error: ") and one.said.count("\n") == 1
+        assert sentence in one.said
+        assert not calls(tmp_path, "frontend") + calls(tmp_path, "backend_worker")
+        one.until_nothing_is_left()

@@ -1,0 +1,161 @@
+"""Parsers of answers leave the event loop to others, on each route that parses."""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+from vllm.entrypoints.openai.responses.context import SimpleContext
+from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
+from vllm.parser import ParserManager
+from vllm.parser.abstract_parser import Parser
+
+from frontend import request_context
+from frontend.http.streaming import parsing
+from frontend.http.streaming.parsing import ParsingTime, aside, paced, these, timed
+from frontend.http.streaming.stream_errors import Messages, Responses
+from frontend.http.streaming.token_streams import Chats
+
+LONGEST_S = 30.0
+
+
+class Slow(Parser):
+    """A parser that an answer keeps busy, or takes what time it is told."""
+
+    def __init__(self) -> None:
+        self.threads: list[int] = []
+
+    def parse_delta(self, *args: Any, **options: Any) -> None:
+        self.threads.append(threading.get_ident())
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long streams waited; no time passes while they do."""
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    clock = SimpleNamespace(monotonic=lambda: 100.0, thread_time=lambda: 0.0)
+    monkeypatch.setattr(parsing, "asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(parsing, "time", clock)
+    monkeypatch.setattr(parsing, "_pace", parsing._Pace())
+    return waited
+
+
+async def read(costs: list[float]) -> list[int]:
+    """Read a stream whose outputs cost its parsers some time."""
+    seen = []
+    async for output in paced(these(*range(len(costs)))):
+        spent = request_context.current_context().find(ParsingTime)
+        assert spent is not None
+        spent.seconds += costs[output]
+        seen.append(output)
+    return seen
+
+
+async def test_a_usual_stream_waits_for_nothing(waits: list[float]) -> None:
+    request_context.begin()
+    assert await read([0.001] * 5) == [0, 1, 2, 3, 4]
+    assert not waits
+
+
+async def test_a_stream_waits_as_long_as_it_took(waits: list[float]) -> None:
+    request_context.begin()
+    assert await read([0.5, 0.0, 0.25]) == [0, 1, 2]
+    assert waits == pytest.approx([0.5, 0.75])  # behind itself, since no time passed
+
+
+async def test_many_streams_have_no_more_than_one(waits: list[float]) -> None:
+    for _ in range(3):
+        request_context.begin()
+        await read([1.0])
+    assert waits == pytest.approx([1.0, 2.0, 3.0])
+
+
+def test_time_is_noted_of_each_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([1.0, 3.5])
+    monkeypatch.setattr(parsing, "time", SimpleNamespace(thread_time=lambda: next(times)))
+    context = request_context.begin()
+    spent = ParsingTime()
+    context.put(spent)
+    timed(Slow)().parse_delta("text", [1], None, finished=False)
+    assert spent.seconds == 2.5
+
+
+@pytest.mark.parametrize("tools", ["hermes", "pythonic", "mistral"])
+def test_vllms_parsers_are_timed(tools: str) -> None:
+    kind = ParserManager.get_parser(tool_parser_name=tools, enable_auto_tools=True)
+    assert kind is not None
+    made = timed(kind)
+    assert made.parse_delta is not kind.parse_delta
+    assert made.tool_parser_cls is kind.tool_parser_cls
+
+
+async def test_a_coroutine_that_would_wait_is_told() -> None:
+    with pytest.raises(RuntimeError, match="waits"):
+        await aside(asyncio.sleep(0))
+
+
+def serving(kind: type, **fields: object) -> Any:
+    made: Any = object.__new__(kind)
+    vars(made).update(parser_cls=Slow, parser=Slow, **fields)
+    return made
+
+
+async def chats(kind: type, outputs: AsyncGenerator[Any]) -> Any:
+    return await serving(kind).chat_completion_full_generator(
+        SimpleNamespace(echo=False), outputs, "id", "name", []
+    )
+
+
+async def responses(kind: type, outputs: AsyncGenerator[Any]) -> Any:
+    request = SimpleNamespace(stream=False)
+    return await serving(kind).responses_full_generator(request, None, outputs, SimpleContext())
+
+
+@pytest.mark.parametrize(
+    ("kind", "vllms", "method", "answer"),
+    [
+        (Chats, OpenAIServingChat, "chat_completion_full_generator", chats),
+        (Messages, AnthropicServingMessages, "chat_completion_full_generator", chats),
+        (Responses, OpenAIServingResponses, "responses_full_generator", responses),
+    ],
+    ids=["chats", "messages", "responses"],
+)
+async def test_the_loop_goes_on_while_a_whole_answer_is_parsed(
+    kind: type, vllms: type, method: str, answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parser waits for the loop: on the loop itself it would do so in vain."""
+    loop, turned = asyncio.get_running_loop(), threading.Event()
+
+    async def parse(self: object, request: Any, *args: Any, **_: Any) -> Any:
+        async for _output in args[0] if method.startswith("chat") else args[1]:
+            pass
+        loop.call_soon_threadsafe(turned.set)
+        return turned.wait(LONGEST_S), request_context.current_context()
+
+    monkeypatch.setattr(vllms, method, parse)
+    context = request_context.begin()
+    assert await answer(kind, these(1, 2)) == (True, context)
+
+
+async def test_an_answer_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def failing() -> AsyncGenerator[Any]:
+        yield 1
+        raise KeyError("gone")
+
+    with pytest.raises(KeyError, match="gone"):
+        await chats(Chats, failing())
+
+    async def wrong(*_: Any, **__: Any) -> Any:
+        raise ValueError("odd")
+
+    monkeypatch.setattr(OpenAIServingChat, "chat_completion_full_generator", wrong)
+    with pytest.raises(ValueError, match="odd"):
+        await chats(Chats, these(1))
