@@ -48,7 +48,7 @@ BENCH_ENVIRONMENT := $(ENVIRONMENT)-bench
 DOCS_ENVIRONMENT := $(ENVIRONMENT)-docs
 CLIENTS_ENVIRONMENT := .venv-clients/.mmrouter
 
-.PHONY: help setup run test test-version test-gpuless fuzz families fuzz-engines fuzz-http chaos check fix docs site locks demo-model clean distclean check-simgpu
+.PHONY: help setup run test test-version test-gpuless clients fuzz families fuzz-engines fuzz-http chaos check fix docs site locks demo-model clean distclean check-simgpu
 .PHONY: test-gpu-rehearsal gpu-kit
 .PHONY: bench-router bench-router-scale bench-join bench-transfer bench-last-hop
 .PHONY: bench-preprocess bench-processes bench-fleet bench-tokens bench-serving bench-charts
@@ -129,6 +129,9 @@ test-version: $(ENVIRONMENT) ## run the tests that tell versions of vLLM apart; 
 
 test-gpuless: $(ENVIRONMENT) ## run frontends of the CUDA build without a GPU; with VLLM=0.33 too
 	@$(VENV_PYTHON) -m pytest $(PYTEST_PARALLEL) $(GPULESS) tests/unit/common/test_vllm_platform.py $(PYTEST_ARGS)
+
+clients: $(ENVIRONMENT) ## install what people ask with, newest versions, and drive each; needs npm
+	@$(VENV_PYTHON) -m tests.real_clients
 
 fuzz: $(ENVIRONMENT) ## run the unit tests with inputs that nobody has tried yet
 	@$(VENV_PYTHON) -m pytest $(PYTEST_PARALLEL) -m "not e2e" --hypothesis-profile=explore $(PYTEST_ARGS)

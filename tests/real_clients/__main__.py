@@ -37,15 +37,15 @@ class Program:
 
     Attributes:
         packages: what it needs, by names of its registry.
-        script: in this folder, or a command of the packages with its arguments.
+        script: in this folder.
     """
 
     packages: tuple[str, ...]
-    script: str | tuple[str, ...]
+    script: str
 
     @property
     def is_node(self) -> bool:
-        return isinstance(self.script, str) and self.script.endswith(".mjs")
+        return self.script.endswith(".mjs")
 
     def install(self, place: Path) -> None:
         place.mkdir(parents=True, exist_ok=True)
@@ -63,8 +63,6 @@ class Program:
         )  # fmt: skip
 
     def drive(self, place: Path, at: Endpoint) -> "Report":
-        if isinstance(self.script, tuple):
-            return self._command(place, self.script, at)
         module = f"tests.real_clients.{self.script.removesuffix('.py')}"
         python = [str(place / "bin" / "python"), "-m", module]
         done = subprocess.run(
@@ -81,24 +79,6 @@ class Program:
         said = json.loads(done.stdout.splitlines()[-1])
         return Report(said["versions"], said["outcomes"]["ours"])
 
-    def _command(self, place: Path, script: tuple[str, ...], at: Endpoint) -> "Report":
-        python = str(place / "bin" / "python")
-        command, *arguments = [each.format(url=at.url, model=at.model) for each in script]
-        with tempfile.TemporaryDirectory() as work:
-            done = subprocess.run(
-                [str(place / "bin" / command), *arguments],
-                cwd=work,
-                env=os.environ | OFFLINE,
-                capture_output=True,
-                text=True,
-                timeout=RUN_S,
-            )
-        said = (done.stdout + done.stderr)[-2000:]
-        ask = f"from importlib.metadata import version; print(version('{self.packages[0]}'))"
-        version = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True)
-        outcome: Outcome = {"raised": said} if done.returncode else {"answer": "done"}
-        return Report({self.packages[0]: version.stdout.strip()}, {"run": outcome})
-
 
 class Report(NamedTuple):
     """Versions of what was installed, and what came of each call."""
@@ -114,26 +94,6 @@ PROGRAMS: Final = {
     "instructor": Program(("instructor",), "with_instructor.py"),
     "llama-index": Program(("llama-index-llms-openai-like",), "with_llama_index.py"),
     "openai-agents": Program(("openai-agents",), "with_openai_agents.py"),
-    "guidellm": Program(
-        ("guidellm",),
-        (
-            "guidellm",
-            "benchmark",
-            "run",
-            "--target",
-            "{url}",
-            "--model",
-            "{model}",
-            "--profile",
-            "concurrent",
-            "--rate",
-            "2",
-            "--max-requests",
-            "6",
-            "--data",
-            "prompt_tokens=32,output_tokens=8",
-        ),
-    ),
 }
 
 
