@@ -68,9 +68,10 @@ class AnswerCheck:
                 self._check_experts(one.routed_experts.nbytes, tokens)
         if self._characters > MAX_TOKEN_TEXT * (tokens + 1):
             raise WorkerGarbledError("a worker said more text than its tokens can have")
-        if output.prompt_logprobs and len(output.prompt_logprobs) != self._prompt_tokens:
+        # An engine that computes none has one place, for the first token, which never has any.
+        if (places := len(output.prompt_logprobs or ())) not in (0, 1, self._prompt_tokens):
             raise WorkerGarbledError(
-                f"a worker gave log probabilities of {len(output.prompt_logprobs)} tokens of a "
+                f"a worker gave log probabilities of {places} tokens of a "
                 f"prompt that has {self._prompt_tokens}"
             )
         if self._of_prompt is not None:

@@ -18,7 +18,7 @@ from tests.fuzz_http.schema import Api
 
 OF_HTTP = {
     "connection", "content-length", "content-type", "etag", "location", "retry-after",
-    "transfer-encoding",
+    "transfer-encoding", "www-authenticate",
 }  # fmt: skip
 """Headers that say how a body is sent, or that answers have."""
 

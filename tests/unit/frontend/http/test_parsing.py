@@ -78,7 +78,7 @@ async def test_many_streams_have_no_more_than_one(waits: list[float]) -> None:
     assert waits == pytest.approx([1.0, 2.0, 3.0])
 
 
-def test_time_is_noted_of_each_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_time_is_noted_of_each_parser(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([1.0, 3.5])
     monkeypatch.setattr(parsing, "time", SimpleNamespace(thread_time=lambda: next(times)))
     context = request_context.begin()
@@ -115,8 +115,10 @@ async def chats(kind: type, outputs: AsyncGenerator[Any]) -> Any:
 
 
 async def responses(kind: type, outputs: AsyncGenerator[Any]) -> Any:
-    request = SimpleNamespace(stream=False)
-    return await serving(kind).responses_full_generator(request, None, outputs, SimpleContext())
+    request = SimpleNamespace(stream=False, store=False)
+    return await serving(kind, enable_store=False).responses_full_generator(
+        request, None, outputs, SimpleContext()
+    )
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ async def test_those_of_prompts_are_vllms() -> None:
 async def test_a_stored_response_has_all_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its client may ask for it again, in another request."""
 
-    async def original(self: Any, request: Any) -> Any:
+    async def original(self: Any, *_: Any) -> Any:
         return self._create_response_logprobs(logprobs=LOGPROBS, top_logprobs=3, **ASKED)
 
     monkeypatch.setattr(OpenAIServingResponses, "responses_full_generator", original)
@@ -180,9 +180,13 @@ async def test_a_stored_response_has_all_its_parts(monkeypatch: pytest.MonkeyPat
     parts = DeferredParts()
     with asking():
         current_context().put(parts)
-        stored = await responses.responses_full_generator(SimpleNamespace(store=True))
+        stored = await responses.responses_full_generator(
+            SimpleNamespace(store=True), None, None, None
+        )
         assert len(stored) == len(TOKENS) and not parts
-        sent = await responses.responses_full_generator(SimpleNamespace(store=False))
+        sent = await responses.responses_full_generator(
+            SimpleNamespace(store=False), None, None, None
+        )
         assert len(sent) == 1 and parts
 
 

@@ -49,7 +49,6 @@ def flat(count: int, positions: int = 1) -> FlatLogprobs:
         ({}, said(text="x" * (2 * MAX_TOKEN_TEXT + 1))),
         ({}, said(prompt=[None, *of(1)])),
         ({"prompt_logprobs": 2}, said(prompt=[None, *of(4)])),
-        ({"prompt_logprobs": 2}, said(prompt=[None])),
         ({"prompt_logprobs": 2}, said(prompt=[None, *of(3, 2)])),
         ({"prompt_logprobs": 2}, said(prompt=flat(3, 3))),
         ({}, said(routed_experts=np.zeros(3 * MAX_EXPERT_BYTES + 1, np.uint8))),
