@@ -75,7 +75,7 @@ class KnownFlags(msgspec.Struct, frozen=True):
                 where, value = self.variables[flag], environ.get(self.variables[flag])
             if flag == "--router-mode":
                 choices = [*choices, *names_of(ROUTER_MODES)]
-            if value and value.lower() not in choices:
+            if value and not {value, value.lower()} & {*choices}:
                 raise ConfigurationError(
                     f"{where}={value!r} is unusable: it is one of {', '.join(choices)}"
                 )

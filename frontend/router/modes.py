@@ -111,9 +111,9 @@ class BuiltInMode(StrEnum):
     ROUND_ROBIN = "round-robin", "each worker in turn", InTurn
 
 
-def mode_named(name: str) -> RouterMode:
-    """Make the mode of a router. Raises ConfigurationError: a package's can't be imported."""
+def mode_named(name: str) -> type[RouterMode]:
+    """Return the class of a mode. Raises ConfigurationError: a package's can't be imported."""
     for mode in BuiltInMode:
         if mode == name:
-            return mode.policy()
-    return load(ROUTER_MODES, name, RouterMode)()  # type: ignore[type-abstract]
+            return mode.policy
+    return load(ROUTER_MODES, name, RouterMode)  # type: ignore[type-abstract]

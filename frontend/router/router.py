@@ -59,7 +59,7 @@ class Router:
     ) -> None:
         self.settings = settings = RouterSettings() if settings is None else settings
         self._clock = clock
-        self._mode = mode_named(settings.mode)
+        self._mode = mode_named(settings.mode)()
         self._random = random.Random(seed)
         feeds = feeds or ZmqFeeds(clock=clock)
         self.roster = Roster(settings, clock, feeds)

@@ -41,12 +41,14 @@ def installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("mmrouter_extension", None)
 
 
-def package(place: Path, group: str, value: str, name: str = "other") -> None:
+def package(
+    place: Path, group: str, value: str, name: str = "other", entry: str = "fewest-requests"
+) -> None:
     """Another package with an entry point, as an installer leaves it."""
     facts = place / f"{name}-1.dist-info"
     facts.mkdir()
     (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
-    (facts / "entry_points.txt").write_text(f"[{group}]\nfewest-requests = {value}\n")
+    (facts / "entry_points.txt").write_text(f"[{group}]\n{entry} = {value}\n")
     invalidate_caches()
 
 
@@ -92,6 +94,18 @@ def test_the_command_line_knows_its_mode(folder: Path, there: bool) -> None:
     )
     assert done.returncode == (0 if there else 2), done.stderr
     assert there or "it is one of kv, round-robin" in done.stderr
+
+
+def test_a_mode_may_have_capitals(tmp_path: Path) -> None:
+    package(tmp_path, ROUTER_MODES, "os:fspath", entry="Fewest")
+    done = subprocess.run(
+        [sys.executable, "-m", "frontend", "--router-mode=Fewest", "--check-flags"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_without_packages_there_is_nothing() -> None:
