@@ -13,3 +13,23 @@ class error:
 
 def open(*args: object, **kwargs: object) -> NoReturn:
     raise FFmpegError("the kit has no PyAV: films and sounds can't be decoded")
+
+
+class AudioFrame:
+    from_ndarray = staticmethod(open)
+
+
+class VideoFrame(AudioFrame):
+    pass
+
+
+class AudioResampler:
+    __init__ = open
+
+
+class AudioStream:
+    pass
+
+
+class VideoStream:
+    pass
