@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 import torch
+from vllm import _custom_ops  # noqa: F401 # loads the operators
 from vllm.vllm_flash_attn import flash_attn_varlen_func
 
 from tests.gpu.results import Kernels

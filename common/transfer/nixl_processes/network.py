@@ -16,6 +16,10 @@ _THIS_HOST: Final = ("posix", "cma")
 """Shared memory and copies between processes: for processes of one user on one host. Nothing
 listens but a Unix socket that carries no more than a wake-up."""
 
+_OF_GPUS: Final = "cuda_copy"
+"""On a host with an NVIDIA GPU, NIXL refuses to start without this transport, even where all GPUs
+are hidden from it, as they are here: then it does nothing. UCX warns that it can't be had."""
+
 _HARDWARE: Final = ("ib",)  # UCX's name for all that goes through an RDMA device
 
 
@@ -115,9 +119,10 @@ class NixlNetwork:
         return {
             "NIXL_LOG_LEVEL": "WARN",
             "UCX_HANDLE_ERRORS": "bt",  # rather than wait for a debugger
+            "UCX_LOG_LEVEL": "error",
             **passed_on,
             "PYTHONPATH": ":".join(search_path),
-            "UCX_TLS": ",".join(self.transports()),
+            "UCX_TLS": ",".join((*self.transports(), _OF_GPUS)),
             "UCX_NET_DEVICES": self.interface or LOOPBACK,
             "CUDA_VISIBLE_DEVICES": "",  # memory of the host alone is read here, an engine's not
         }

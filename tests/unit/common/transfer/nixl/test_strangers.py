@@ -485,7 +485,7 @@ def test_what_cannot_be_had_is_said(make_arena: MakeArena) -> None:
 def test_networks(network: NixlNetwork, transports: str, device: str) -> None:
     given = {"UCX_TLS": "all", "UCX_NET_DEVICES": "eth0", "UCX_X": "1", "VLLM_API_KEY": "secret"}
     environment = network.environment(given, ["/a", "/b"])
-    assert environment["UCX_TLS"] == transports
+    assert environment["UCX_TLS"] == f"{transports},cuda_copy", "NIXL refuses to start beside GPUs"
     assert environment["UCX_NET_DEVICES"] == device
     assert environment["UCX_X"] == "1"
     assert environment["CUDA_VISIBLE_DEVICES"] == "", "UCX finds no device to open"
