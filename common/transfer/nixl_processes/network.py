@@ -18,7 +18,7 @@ listens but a Unix socket that carries no more than a wake-up."""
 
 _OF_GPUS: Final = "cuda_copy"
 """On a host with an NVIDIA GPU, NIXL refuses to start without this transport, even where all GPUs
-are hidden from it, as they are here: then it does nothing. UCX warns that it can't be had."""
+are hidden from it, as they are here: then it does nothing, of which UCX and NIXL warn."""
 
 _HARDWARE: Final = ("ib",)  # UCX's name for all that goes through an RDMA device
 
@@ -117,7 +117,7 @@ class NixlNetwork:
             if name in _PASSED_ON or name.startswith(_PREFIXES_PASSED_ON)
         }
         return {
-            "NIXL_LOG_LEVEL": "WARN",
+            "NIXL_LOG_LEVEL": "ERROR",
             "UCX_HANDLE_ERRORS": "bt",  # rather than wait for a debugger
             "UCX_LOG_LEVEL": "error",
             **passed_on,
