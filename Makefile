@@ -146,7 +146,7 @@ fuzz-http: $(ENVIRONMENT) ## send hostile requests of all schemas to a frontend;
 	@$(VENV_PYTHON) -m tests.fuzz_http $(FUZZ_ARGS)
 
 test-gpu-rehearsal: $(ENVIRONMENT) ## rehearse a run on a GPU, without one: tests/gpu/README.md
-	@PYTHONPATH=tests/gpu/kit/stubs $(VENV_PYTHON) -m tests.gpu --device cpu --seconds 900 $(GPU_ARGS)
+	@PYTHONPATH="$(CURDIR)/tests/gpu/kit/stubs" $(VENV_PYTHON) -m tests.gpu --device cpu --seconds 900 $(GPU_ARGS)
 
 gpu-kit: $(ENVIRONMENT) ## make an archive for a machine with a GPU and no network, in KIT
 	@PYTHON=$(VENV_PYTHON) tests/gpu/kit/make_kit.sh $(KIT)

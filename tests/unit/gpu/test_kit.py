@@ -1,5 +1,6 @@
 """The archive for a machine with a GPU is made from files and packages that exist."""
 
+import os
 import re
 import shutil
 import struct
@@ -52,6 +53,12 @@ def test_the_stubs_have_what_vllm_takes_from_the_libraries() -> None:
     )
     stubs = KIT / "stubs"
     subprocess.run([sys.executable, "-S", "-c", asks], check=True, env={"PYTHONPATH": str(stubs)})
+
+
+def test_frontends_and_workers_can_be_imported_with_the_stubs() -> None:
+    asks = "import av, backend_worker.worker, frontend.app; assert 'stubs' in av.__file__"
+    path = os.pathsep.join([str(KIT / "stubs"), str(ROOT)])
+    subprocess.run([sys.executable, "-c", asks], check=True, env=os.environ | {"PYTHONPATH": path})
 
 
 def fatbin(*payloads: tuple[int, int, bytes]) -> bytes:
