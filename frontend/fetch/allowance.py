@@ -4,23 +4,35 @@ It is a part of the request's context, since vLLM makes a connector for each mes
 and knows of no place that is the request's own.
 """
 
+import asyncio
 import threading
+from typing import Final
 
 from frontend.asgi import Arrival
 from frontend.media_limits import MEGAPIXEL, MIB, Budget, FetchPolicy, RequestLimitError
 from frontend.request_context import current_context
 
+MAX_FETCHES: Final = 16
+"""URLs of one request that are fetched, and names that are looked up for it, at once: the frontend
+has 256 connections and threads for all."""
+
 
 class RequestAllowance:
     """What is left for a request: it is about all its media together, also those that are
-    done. For any thread."""
+    done. For any thread.
+
+    Attributes:
+        fetches: slots for URLs that are fetched at once. For the frontend's event loop.
+    """
 
     def __init__(self, policy: FetchPolicy) -> None:
         self._policy = policy
         self._media = 0
         self._bytes = 0
         self._pixels = 0
+        self._lookups = 0
         self._lock = threading.Lock()
+        self.fetches = asyncio.Semaphore(MAX_FETCHES)
 
     def take_medium(self) -> int:
         """Count a medium; return its number. Raises RequestLimitError if it is one too many."""
@@ -32,6 +44,17 @@ class RequestAllowance:
                 f"a request may have {self._policy.max_per_request} media at most"
             )
         return number
+
+    def take_lookup(self) -> bool:
+        """Say whether the name of another host may be looked up, and count it if so."""
+        with self._lock:
+            allowed = self._lookups < MAX_FETCHES
+            self._lookups += allowed
+        return allowed
+
+    def return_lookup(self) -> None:
+        with self._lock:
+            self._lookups -= 1
 
     def take_bytes(self, count: int) -> None:
         """Count bytes of encoded media. Raises RequestLimitError if they are too many."""

@@ -220,8 +220,6 @@ class MediaLoader:
                     "it is no URL; send an http(s) URL, or the data as data:<type>;base64,<data>"
                 )
         key = (partition, url, max_bytes)
-        if key in self._fetches:
-            MEDIA_FETCHES.labels("http", "shared").inc()
         own = False
 
         def start() -> Coroutine[None, None, Content]:
@@ -229,7 +227,11 @@ class MediaLoader:
             own = True
             return self._fetch(url, max_bytes, held, partition)
 
-        content, _ = await self._fetches.run(key, start)
+        # Here, not in the fetch: whoever joins it must not wait for another request's slots.
+        async with allowance.fetches:
+            if key in self._fetches:
+                MEDIA_FETCHES.labels("http", "shared").inc()
+            content, _ = await self._fetches.run(key, start)
         if not own:
             allowance.take_bytes(len(content.data))
         return content

@@ -6,19 +6,29 @@ that answers differently the next time changes nothing.
 
 import asyncio
 import socket
+from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeAlias
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
+from typing import Final, TypeAlias
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from frontend.fetch.allowance import current_allowance
 from frontend.media_limits import FetchPolicy, UnfetchableError
+from frontend.request_context import Tenant, current_context
 
 Lookup: TypeAlias = Callable[[str], Sequence[str]]
 """Blocking: the addresses of a name. Raises socket.gaierror if it has none."""
 
-THREADS = 16
-"""Of our own, so that name servers which never answer hold up nothing but fetches."""
+THREADS: Final = 256
+"""Look-ups at once, in threads of our own: name servers that never answer hold up only fetches."""
+
+MAX_TENANT_LOOKUPS: Final = THREADS // 2
+"""Look-ups of one tenant at once, those that nobody waits for any more included."""
+
+TIMEOUT_S: Final = 10.0
+"""Of one look-up: enough for a system that asks a dead name server for 5 s before the next one."""
 
 
 def system_lookup(host: str) -> list[str]:
@@ -34,6 +44,8 @@ class CheckedResolver(AbstractResolver):
         self._policy = policy
         self._lookup = lookup
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="media-names")
+        self._lookups: Counter[Tenant] = Counter()
+        self._lock = Lock()
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
@@ -43,12 +55,14 @@ class CheckedResolver(AbstractResolver):
         Cancelling leaves nothing but the system's look-up, in its thread.
 
         Raises:
-            UnfetchableError: there are none. It doesn't tell a name that doesn't exist
-                from one that is internal, or names could be probed.
+            UnfetchableError: there are none, or none in time. It doesn't tell a name that doesn't
+                exist from one that is internal, or names could be probed.
         """
-        loop = asyncio.get_running_loop()
         try:
-            found = await loop.run_in_executor(self._threads, self._lookup, host)
+            async with asyncio.timeout(TIMEOUT_S):
+                found = await asyncio.wrap_future(self._begin(host))
+        except TimeoutError as error:
+            raise UnfetchableError("its host's name was not found in time", "timeout") from error
         except (socket.gaierror, UnicodeError) as error:
             again = isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN
             raise self._no_address(transient=again) from error
@@ -66,6 +80,25 @@ class CheckedResolver(AbstractResolver):
             )
             for address in allowed
         ]
+
+    def _begin(self, host: str) -> Future[Sequence[str]]:
+        """Begin a look-up. It counts for its request and tenant until its thread returns."""
+        tenant, allowance = current_context().tenant, current_allowance(self._policy)
+
+        def ended(_: object) -> None:
+            allowance.return_lookup()
+            with self._lock:
+                self._lookups[tenant] -= 1
+                if not self._lookups[tenant]:
+                    del self._lookups[tenant]
+
+        with self._lock:
+            if self._lookups[tenant] >= MAX_TENANT_LOOKUPS or not allowance.take_lookup():
+                raise UnfetchableError("too many names of hosts are still looked up", "timeout")
+            self._lookups[tenant] += 1
+        lookup = self._threads.submit(self._lookup, host)
+        lookup.add_done_callback(ended)
+        return lookup
 
     async def close(self) -> None:
         """Stop the threads without waiting for look-ups under way."""

@@ -26,6 +26,7 @@ from common.errors import OverloadedError
 from frontend.asgi import Door, Message, Receive, Scope, Send
 from frontend.fetch import decoders as decoding
 from frontend.fetch import loader as loader_module
+from frontend.fetch import resolver as resolver_module
 from frontend.fetch.allowance import RequestAllowance, allow_media, current_allowance
 from frontend.fetch.connector import FrontendMediaConnector
 from frontend.fetch.content import Content
@@ -35,9 +36,10 @@ from frontend.media_limits.errors import RefusedError, RequestLimitError
 from frontend.media_limits.policy import FetchPolicy
 from tests.clips import data_url, film, sound
 from tests.pictures import blank_picture, data_uri, picture
-from tests.unit.frontend.fetch.conftest import MakeLoader
-from tests.unit.frontend.fetch.sites import Site, answer, gated
+from tests.unit.frontend.fetch.conftest import MakeLoader, Names
+from tests.unit.frontend.fetch.sites import PUBLIC, Site, answer, gated
 from tests.unit.frontend.fetch.videos import jpeg_sequence
+from tests.unit.frontend.http.asking import asking
 from tests.waiting import until
 
 MIB = 1 << 20
@@ -197,6 +199,82 @@ async def test_another_request_for_the_same_is_not_refused_with_it(
     with pytest.raises(RequestLimitError):
         await first
     assert (await second).data == bulk
+
+
+async def test_urls_whose_name_servers_never_answer_leave_others_theirs(
+    make_loader: MakeLoader, site: Site, names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One request of 256 of them took all threads for names."""
+    answered = threading.Event()
+    lookup = names.lookup
+
+    def often_stuck(host: str) -> list[str]:
+        if host.startswith("stuck"):
+            answered.wait(60)
+        return lookup(host)
+
+    monkeypatch.setattr(names, "lookup", often_stuck)
+    site.routes["/x"] = answer(b"picture")
+    loader = make_loader()
+
+    async def greedy() -> None:
+        urls = (site.url(host=f"stuck{n}.example") for n in range(256))
+        await asyncio.gather(*(loader.fetch(url, ImageMediaIO()) for url in urls))
+
+    first = asyncio.create_task(as_a_request(loader.policy, greedy()))
+    try:
+        await until(lambda: loader.statistics().fetching >= 16)
+        url = site.url("/x", host="site.example")
+        content = await as_a_request(loader.policy, loader.fetch(url, ImageMediaIO()))
+        assert content.data == b"picture"
+        assert loader.statistics().fetching == 16
+    finally:
+        first.cancel()
+        answered.set()
+        await asyncio.gather(first, return_exceptions=True)
+
+
+async def test_look_ups_that_nobody_waits_for_count_until_their_threads_return(
+    make_loader: MakeLoader, site: Site, names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = threading.Event()
+    asked: list[str] = []
+
+    def stuck(host: str) -> list[str]:
+        asked.append(host)
+        answered.wait(60)
+        return [PUBLIC]
+
+    monkeypatch.setattr(names, "lookup", stuck)
+    monkeypatch.setattr(resolver_module, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(resolver_module, "MAX_TENANT_LOOKUPS", 20)
+    site.routes["/x"] = answer(b"picture")
+    loader = make_loader()
+
+    async def ask(count: int) -> list[object]:
+        fetches = (
+            loader.fetch(site.url("/x", host=f"{n}.example"), ImageMediaIO()) for n in range(count)
+        )
+        return await asyncio.gather(*fetches, return_exceptions=True)
+
+    try:
+        refused = await as_a_request(loader.policy, ask(40))
+        assert len(asked) == 16, "of one request"
+        assert [str(each) for each in refused[16:]] == [
+            "too many names of hosts are still looked up"
+        ] * 24
+        await as_a_request(loader.policy, ask(16))
+        assert len(asked) == 20, "of one tenant"
+        with asking(key="another"):
+            one = asyncio.create_task(
+                loader.fetch(site.url("/x", host="y.example"), ImageMediaIO())
+            )
+            await until(lambda: len(asked) == 21)
+            await asyncio.gather(one, return_exceptions=True)
+    finally:
+        answered.set()
+    await until(lambda: not loader._http._resolver._lookups)
+    assert (await ask(1))[0].data == b"picture"  # type: ignore[attr-defined]
 
 
 async def test_a_shared_fetch_counts_for_each(make_loader: MakeLoader, site: Site) -> None:
