@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -13,11 +14,21 @@ import msgspec
 
 from common.aio.ipc import FrameProtocol, Frames, frame
 from common.aio.processes import end_with_parent
-from frontend.processes.messages import Assigned, Attached, FromChild, Plan, Stop
+from frontend.processes.messages import Asked, Assigned, Attached, FromChild, Plan, Stop
+
+logger = logging.getLogger(__name__)
 
 MEMBER: Final = "MMROUTER_MEMBER"
 """Set in a process's environment: pid of its parent, its number, how many there are, and the
 descriptor on which they talk."""
+
+
+START_S: Final = 300.0
+"""How long a process may take until it listens to its parent: a cold disk has vLLM's imports in
+minutes."""
+
+ANSWERS_S: Final = 30.0
+"""Silence after which a process that listens counts as hung, or stopped."""
 
 
 class Child:
@@ -35,7 +46,8 @@ class Child:
         self._end = end
         self._on_message = on_message
         self._protocol: FrameProtocol[FromChild] | None = None
-        self._attached = False
+        self._attached = asyncio.Event()
+        self._heard = 0
         self._told_to_stop = False
 
     @classmethod
@@ -71,7 +83,7 @@ class Child:
 
     @property
     def attached(self) -> bool:
-        return self._attached
+        return self._attached.is_set()
 
     async def plan(self) -> Plan | None:
         """Return what it needs; None if it has ended or stays silent instead."""
@@ -99,7 +111,7 @@ class Child:
         all its processes, for which a second signal means at once.
         """
         self._told_to_stop = True
-        if self._attached:
+        if self.attached:
             self.send(Stop(at_once))
         else:
             self._signal(signal.SIGTERM)
@@ -107,6 +119,24 @@ class Child:
     def kill(self) -> None:
         self._told_to_stop = True
         self._signal(signal.SIGKILL)
+
+    async def kill_if_silent(self) -> None:
+        """Ask it for signs of life until cancelled, and kill it if it gives none: others wait for
+        its answers, and clients for what it has accepted."""
+        try:
+            async with asyncio.timeout(START_S):
+                await self._attached.wait()
+        except TimeoutError:
+            logger.error("process %s did not start in %g s: it is killed", self.name, START_S)
+            self.kill()
+            return
+        heard = -1
+        while heard < self._heard:
+            heard = self._heard
+            self.send(Asked(0, "", b""))  # no question has that number
+            await asyncio.sleep(ANSWERS_S)
+        logger.error("process %s has been silent for %g s: it is killed", self.name, ANSWERS_S)
+        self.kill()
 
     async def ended(self) -> int:
         """Wait until it has ended; return its exit status, 128 plus the number if a signal
@@ -117,7 +147,7 @@ class Child:
             self._protocol.close()
         else:
             self._end.close()
-        if status == -signal.SIGTERM and self._told_to_stop and not self._attached:
+        if status == -signal.SIGTERM and self._told_to_stop and not self.attached:
             return 0  # it had not begun
         return status if status >= 0 else 128 - status
 
@@ -126,8 +156,9 @@ class Child:
             self._process.send_signal(number)
 
     def _received(self, message: FromChild) -> None:
+        self._heard += 1
         if isinstance(message, Attached):
-            self._attached = True
+            self._attached.set()
             if self._told_to_stop:
                 self.send(Stop(False))
         self._on_message(self, message)

@@ -164,6 +164,7 @@ class Parent:
             return 1, False
         self._children.add(child)
         logger.info("process %d has pid %d", index, child.pid)
+        watching = asyncio.create_task(child.kill_if_silent(), name=f"process {index} answers")
         try:
             if self._stopping.is_set():  # it was not there when the others were told
                 child.stop(at_once=False)
@@ -173,6 +174,7 @@ class Parent:
                 await self._assign(child)
             return await child.ended(), child in self._serving
         finally:
+            watching.cancel()
             self._counts.not_accepting(index)
             self._serving.discard(child)
             self._children.discard(child)

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from common.aio.ipc import LARGEST
+from frontend.processes import child as child_module
 from frontend.processes import parent as parent_module
 from frontend.processes.child import MEMBER, Child
 from frontend.processes.listeners import ListenError, listen
@@ -172,6 +173,35 @@ async def test_one_that_does_not_answer_is_left_out(tmp_path: Path) -> None:
             assert await made.ask_process("0", "all") == "[]"
         finally:
             os.kill(hung, signal.SIGCONT)
+
+
+async def test_one_that_is_stopped_is_killed_and_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Clients waited without end for what it had accepted."""
+    monkeypatch.setattr(child_module, "ANSWERS_S", 3.0)
+    monkeypatch.setattr(parent_module, "FIRST_PAUSE_S", 0.01)
+    async with parent_here(tmp_path, 0.2) as running:
+        ended = asyncio.create_task(running.run())
+        await until(lambda: len(running._serving) == 2)
+        stopped, other = running._serving
+        os.kill(stopped.pid, signal.SIGSTOP)
+        await until(lambda: stopped not in running._children and len(running._serving) == 2)
+        assert other in running._serving
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await ended == 0
+    assert f"process {stopped.name} has been silent" in caplog.text
+
+
+async def test_one_that_is_stopped_before_it_plans_ends_the_frontend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All others waited without end for what it would say."""
+    monkeypatch.setattr(child_module, "START_S", 0.5)
+    (tmp_path / "fail").write_text(str(-signal.SIGSTOP))
+    async with parent_here(tmp_path, 0.2) as running:
+        assert await running.run() == 128 + signal.SIGKILL
+    assert "process 0 did not start in 0.5 s" in caplog.text
 
 
 async def test_an_answer_that_fails_is_left_out_and_ends_nobody(tmp_path: Path) -> None:
