@@ -150,7 +150,8 @@ def operator_routers(
     mode: str = "",
 ) -> list[APIRouter]:
     """Return what operators ask for, whichever model it is about."""
-    status = FleetStatus(Status(fleets, media_sender, [fleets.refusals], mode), siblings)
+    own = Status(fleets, media_sender, [fleets.refusals], mode, fleets.departures)
+    status = FleetStatus(own, siblings)
     history.share(siblings)
     return [
         live_routes(),

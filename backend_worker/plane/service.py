@@ -39,6 +39,7 @@ from common.request_plane.protocol import (
     PING_INTERVAL_S,
     PROTOCOL_VERSION,
     SESSION_TIMEOUT_S,
+    SHUTTING_DOWN,
     Abort,
     Ack,
     AskFigures,
@@ -179,7 +180,7 @@ class WorkerService:
         await stop_tasks(self._asides)
         for session in list(self._sessions.values()):
             # Whoever dies closes the connection without a word.
-            goodbye = "" if self._engine.errored else "the worker is shutting down"
+            goodbye = "" if self._engine.errored else SHUTTING_DOWN
             await self._end_session(session, goodbye)
         if self._ending:
             _, hanging = await asyncio.wait(self._ending.values(), timeout=CLOSE_S)

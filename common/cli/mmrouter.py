@@ -43,7 +43,6 @@ _HELP: Final = "\n".join(
 _Answer = TypeVar("_Answer")
 
 _TIMEOUT_S: Final = 10.0
-_SHOWN_S: Final = 3600.0  # how long ago a worker may have been lost
 _COLUMNS: Final = ("WORKER", "MODEL", "HEALTH", "RUNNING", "WAITING", "KV CACHE", "MEDIA", "VIA")
 
 
@@ -52,7 +51,10 @@ class _Worker(msgspec.Struct):
 
     worker_id: str
     model: str
+    state: str
     connected: bool
+    gone_at: float | None
+    gone_reason: str
     circuit: str
     circuit_reason: str
     drained: bool
@@ -65,8 +67,11 @@ class _Worker(msgspec.Struct):
 
     @property
     def health(self) -> str:
+        if self.gone_at is not None:
+            passed = (time.time() - self.gone_at) / 60
+            return f"{'left' if self.state == 'left' else 'lost'} {passed:.0f} min ago"
         if not self.connected:
-            return "lost"
+            return "not connected"
         if self.drained:
             return "drained"
         if self.condition not in (None, "serving"):
@@ -89,15 +94,6 @@ class _Refused(msgspec.Struct):
     """What is printed of ``/mmrouter/workers/refused``."""
 
     worker_id: str
-    reason: str
-
-
-class _Event(msgspec.Struct):
-    """What is printed of ``/mmrouter/events``."""
-
-    at: float
-    worker_id: str
-    what: str
     reason: str
 
 
@@ -124,7 +120,6 @@ def show_status(argv: Sequence[str]) -> int:
         asking = _Asking(found.url, _first_key(found.admin_key_file), found.ca_file)
         workers = asking.get("/mmrouter/workers", list[_Worker])
         refused = asking.get("/mmrouter/workers/refused", list[_Refused])
-        events = asking.get("/mmrouter/events", list[_Event])
     except HTTPError as error:
         said = error.read(2000).decode(errors="replace")
         print(_printable(f"{found.url} answers {error.code}: {said}"), file=sys.stderr)
@@ -137,11 +132,9 @@ def show_status(argv: Sequence[str]) -> int:
     print(_table([_COLUMNS, *(each.row for each in workers)]) if workers else "no workers")
     for each in refused:
         print(_printable(f"refused: {each.worker_id}: {each.reason}"))
-    for event in events:
-        ago = time.time() - event.at
-        if event.what == "lost" and ago < _SHOWN_S:
-            said = f"lost {ago / 60:.0f} min ago: {event.worker_id}: {event.reason}"
-            print(_printable(said))
+    for each in workers:
+        if each.gone_at is not None:
+            print(_printable(f"{each.health}: {each.worker_id}: {each.gone_reason}"))
     return 0 if any(each.health == "healthy" for each in workers) else 1
 
 

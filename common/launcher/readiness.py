@@ -29,8 +29,9 @@ def progress(url: str, log: Path | None) -> str:
     health, _ = get(url, "/health")
     if status in (401, 403):
         return "guarded" if health == 200 else "waiting"
-    workers = [str(worker["worker_id"]) for worker in json.loads(body)] if status == 200 else []
-    return " ".join(["healthy" if health == 200 else "waiting", *workers])
+    workers = json.loads(body) if status == 200 else []
+    there = [str(worker["worker_id"]) for worker in workers if worker["gone_at"] is None]
+    return " ".join(["healthy" if health == 200 else "waiting", *there])
 
 
 STAGES: Final = (

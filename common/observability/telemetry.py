@@ -200,7 +200,7 @@ DISCOVERY_ERRORS = Counter(
 )
 WORKERS = Gauge(
     "mmrouter_workers",
-    "Workers by state; ejected and busy ones have another state besides",
+    "Workers by state; ejected and busy ones have another one besides; lost ones stay an hour",
     ["state"],
 )
 MODELS = Asked(

@@ -77,6 +77,7 @@ PROTOCOL_VERSION = 11
 
 PING_INTERVAL_S = 1.0  # how often each side says that it is alive
 SESSION_TIMEOUT_S = 15.0  # silence after which the other side is taken for dead
+SHUTTING_DOWN = "the worker is shutting down"  # of Goodbye
 
 
 Moment: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]

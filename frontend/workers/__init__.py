@@ -8,7 +8,7 @@ from frontend.workers.fleets import Fleets, follow
 from frontend.workers.gauges import Gauges
 from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender
-from frontend.workers.members import Member, Members, Roll
+from frontend.workers.members import Departure, Departures, Member, Members, Roll
 from frontend.workers.operations import Performed, WorkerPage, ask_for_pages, perform, those_called
 from frontend.workers.partial_decode import Logprobs
 
@@ -16,6 +16,8 @@ __all__ = [
     "Adapters",
     "Answer",
     "Contract",
+    "Departure",
+    "Departures",
     "Fleet",
     "Fleets",
     "Gauges",

@@ -10,6 +10,7 @@ and waits.
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator
 
 from common.aio.supervised import Work, once, supervise
@@ -35,7 +36,7 @@ from frontend.workers.contract import Contract, Refusals, nobody
 from frontend.workers.gauges import Gauges
 from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender
-from frontend.workers.members import Member, Members, Name, Run, Serving
+from frontend.workers.members import Departure, Member, Members, Name, Run, Serving
 
 logger = logging.getLogger(__name__)
 
@@ -194,7 +195,7 @@ class Fleet:
             return
         member.present = False
         if member.link is None:
-            self._keeper.remove(member, "its card is gone")
+            self._keeper.depart(member, "its card is gone")
         else:
             logger.warning(
                 "the card of worker %s is gone, but its link lives: it stays", run.worker_id
@@ -259,6 +260,13 @@ class Keeper:
         if member.keeper is not None and member.keeper is not asyncio.current_task():
             member.keeper.cancel()
 
+    def depart(self, member: Member, reason: str) -> None:
+        """Forget a member that has neither card nor link, but not how it went."""
+        gone = member.gone or Departure(member.card, time.time(), reason)
+        if self._members.holder(member.card.worker_id) in (None, member):
+            self._members.departures.add(gone)
+        self.remove(member, gone.reason if gone.left else reason)
+
     def drain(self, member: Member) -> None:
         self._spawn("leaving a name", lambda: self._serving.give_up_name(member))
 
@@ -281,14 +289,14 @@ class Keeper:
                     if not taken:
                         await self._serving.join(member, name, link)
                         backoff.reset()
-                        self._serving.lost(member, await link.lost())
+                        self._serving.lost(member, await link.lost(), left=link.left)
             except (WorkerLostError, ProtocolError, ConfigurationError) as error:
                 logger.warning("%s", error)
             if taken:
                 await self._wait_for_name(member, name)
             elif member.present:
                 await asyncio.sleep(backoff.next_s())
-        self.remove(member, "its card is gone, and its link too")
+        self.depart(member, "its card is gone, and its link too")
 
     @contextlib.asynccontextmanager
     async def _linked(self, member: Member) -> AsyncIterator[WorkerLink]:

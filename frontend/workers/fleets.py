@@ -21,13 +21,13 @@ from common.errors import (
     DiscoveryError,
 )
 from common.identity import WorkerId
-from common.observability.telemetry import INTERNAL_ERRORS
+from common.observability.telemetry import INTERNAL_ERRORS, WORKERS
 from common.request_plane.card import WorkerCard, WorkerState
 from common.transfer.base import Turns
 from frontend.workers.contract import Contract, Notice, Refusals, nobody
 from frontend.workers.fleet import Fleet
 from frontend.workers.gauges import Gauges
-from frontend.workers.members import Member, Run
+from frontend.workers.members import Departures, Member, Run
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,9 @@ It owes :meth:`Fleets.closed` for each."""
 
 
 class Fleets:
-    """The fleets of all models; ``refusals`` are of workers that no fleet looks at."""
+    """The fleets of all models; ``refusals`` are of workers that no fleet looks at, ``departures``
+    of those of all models.
+    """
 
     def __init__(
         self,
@@ -55,6 +57,7 @@ class Fleets:
         the terms.
         """
         self.refusals = Refusals()
+        self.departures = Departures()
         self._make = make
         self._came = came
         self._terms = terms
@@ -67,6 +70,8 @@ class Fleets:
         self._look_at: set[Run] | None = None
         self._closed = False
         (Gauges() if gauges is None else gauges).add(self.refusals)
+        departures = self.departures.recent
+        WORKERS.labels("lost").set_function(lambda: sum(not each.left for each in departures()))
 
     def __iter__(self) -> Iterator[Fleet]:
         return iter(list(self._here))
@@ -180,6 +185,7 @@ class Fleets:
         if fleet is None:
             self._check_room(card)
         made = fleet or self._make()
+        made.members.departures = self.departures
         self.refusals.take_back(run)
         made.apply(CardPresent(card))
         if made.members.get(run) is not None:

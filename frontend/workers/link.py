@@ -46,6 +46,7 @@ from common.request_plane.protocol import (
     PING_INTERVAL_S,
     PROTOCOL_VERSION,
     SESSION_TIMEOUT_S,
+    SHUTTING_DOWN,
     Abort,
     Ack,
     AskFigures,
@@ -104,7 +105,11 @@ QUIET_S = 3 * PING_INTERVAL_S
 
 
 class WorkerLink:
-    """A session with one incarnation of a worker."""
+    """A session with one incarnation of a worker.
+
+    Attributes:
+        left: whether the worker ended it because it shuts down.
+    """
 
     def __init__(
         self,
@@ -136,6 +141,7 @@ class WorkerLink:
         self._operations: PendingCalls[Operated] = PendingCalls()
         self._dispatches: dict[RequestId, Dispatch] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self.left = False
         self._lost: asyncio.Future[WorkerLostError] = asyncio.get_running_loop().create_future()
         self._last_heard = 0.0
         self._stall_s = stall_s
@@ -344,6 +350,7 @@ class WorkerLink:
                 case Operated():
                     self._operations.answered(message.number, message)
                 case Goodbye():
+                    self.left = message.reason == SHUTTING_DOWN
                     self._lose(message.reason[:LONGEST_MESSAGE], WorkerLeftError)
                 case Outputs(outputs):
                     await self._deliver(outputs)

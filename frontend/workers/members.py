@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, Protocol
 
 from common.errors import WorkerLostError
 from common.identity import Incarnation, Target, WorkerId
+from common.lru import Lru
 from common.observability.fleet_events import What, note
 from common.observability.telemetry import HF_PROCESSOR_RUNS, forget_worker
 from common.request_plane.card import Adapter, WorkerCard, WorkerState
@@ -32,6 +33,43 @@ class Run(NamedTuple):
     incarnation: Incarnation
 
 
+class Departure(NamedTuple):
+    """How a worker went away.
+
+    Attributes:
+        card: its last one.
+        at: seconds since the epoch.
+        left: it said that it shuts down, or withdrew its card without a link; else it was lost.
+    """
+
+    card: WorkerCard
+    at: float
+    reason: str
+    left: bool = True
+
+
+MAX_DEPARTURES: Final = 256
+DEPARTURES_SHOWN_S: Final = 3600.0
+
+
+class Departures:
+    """The last workers that went away and have not come back."""
+
+    def __init__(self) -> None:
+        self._by_worker: Lru[WorkerId, Departure] = Lru(MAX_DEPARTURES)
+
+    def add(self, departure: Departure) -> None:
+        self._by_worker.put(departure.card.worker_id, departure)
+
+    def returned(self, worker_id: WorkerId) -> None:
+        self._by_worker.pop(worker_id)
+
+    def recent(self) -> list[Departure]:
+        since = time.time() - DEPARTURES_SHOWN_S
+        found = map(self._by_worker.peek, self._by_worker)
+        return [each for each in found if each is not None and each.at > since]
+
+
 @dataclass
 class Member:
     """An incarnation of a worker with a card that fits.
@@ -42,6 +80,7 @@ class Member:
         keeper: opens the link, again and again, until the card is gone and the link lost.
         leaving: why the link is closed, for the requests on it.
         joined: when the link was opened: monotonic seconds.
+        gone: how it lost its last link, until it has another.
         media_emptied: how often an operator had its media forgotten, as it said last; kept from
             link to link, as the media are.
         adapters: that it has, as it said last: on its card, or later.
@@ -55,6 +94,7 @@ class Member:
     keeper: asyncio.Task[None] | None = None
     leaving: str = "this frontend is shutting down"
     joined: float = float("-inf")
+    gone: Departure | None = None
     media_emptied: int | None = None
     adapters: Sequence[Adapter] = ()
     active_adapters: Sequence[str] = ()
@@ -91,12 +131,14 @@ class Members:
     Attributes:
         names: by worker id, until the last that had the name is gone for good.
         left: called when one was removed, or a name is free for others.
+        departures: those that are gone for good.
     """
 
     def __init__(self) -> None:
         self._members: dict[Run, Member] = {}
         self.names: dict[WorkerId, Name] = {}
         self.left: Callable[[], None] = lambda: None
+        self.departures = Departures()
 
     def __iter__(self) -> Iterator[Member]:
         return iter(list(self._members.values()))
@@ -174,6 +216,8 @@ class Serving:
         card = member.card
         member.link = link
         member.joined = time.monotonic()
+        member.gone = None
+        self._members.departures.returned(card.worker_id)
         if card.state is WorkerState.DRAINING:
             return
         # From here to the router's knowing of it nothing is awaited that others could use.
@@ -265,10 +309,17 @@ class Serving:
         if self._members.serves(member):
             self._media_sender.answered(member.card.worker_id, reply)
 
-    def lost(self, member: Member, lost: WorkerLostError) -> None:
-        """Eject a worker whose link was lost by its own fault."""
-        logger.warning("%s", lost)
-        note(What.LOST, member.card.worker_id, str(lost))
+    def lost(self, member: Member, lost: WorkerLostError, *, left: bool) -> None:
+        """Keep why a link was lost; eject the worker if it is its fault."""
+        worker_id = member.card.worker_id
+        if left:
+            reason = "it is shutting down"
+            logger.info("worker %s leaves: %s", worker_id, reason)
+        else:
+            reason = str(lost).removeprefix(f"worker {worker_id} was lost: ")
+            logger.warning("%s", lost)
+            note(What.LOST, worker_id, str(lost))
+        member.gone = Departure(member.card, time.time(), reason, left)
         if lost.blames_worker and self._members.serves(member):
             run = member.run
             self._router.ejection.eject(run.worker_id, run.incarnation, type(lost).__name__)

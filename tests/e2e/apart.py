@@ -116,7 +116,7 @@ class FarFrontend(Process):
         """Its view of the workers by id."""
         reply = self.http.get("/mmrouter/workers")
         reply.raise_for_status()
-        return {view["worker_id"]: view for view in reply.json()}
+        return {view["worker_id"]: view for view in reply.json() if view["ranks"]}
 
     def exact(self) -> set[str]:
         """Ids of workers that are connected and whose caches are known; none until it serves."""

@@ -85,7 +85,8 @@ class Endpoint:
 
     def workers(self) -> dict[str, dict[str, Any]]:
         """The frontend's view of the workers by id."""
-        return {w["worker_id"]: w for w in self.http.get("/mmrouter/workers").json()}
+        views = self.http.get("/mmrouter/workers").json()
+        return {each["worker_id"]: each for each in views if each["ranks"]}  # the others are gone
 
     def close(self) -> None:
         self.openai.close()
@@ -149,10 +150,10 @@ def wait_for_workers(
         with contextlib.suppress(httpx.TransportError):
             reply = httpx.get(frontend.url + "/mmrouter/workers", headers=headers, timeout=5)
             seen = reply.text
-            if reply.status_code == 200 and len(reply.json()) >= len(workers):
-                ranks = [rank["index"] for view in reply.json() for rank in view["ranks"]]
-                if set(ranks) == {"exact"} and frontend.is_ready():
-                    return
+            views = reply.json() if reply.status_code == 200 else []
+            ranks = [rank["index"] for view in views for rank in view["ranks"]]
+            if len(ranks) >= len(workers) and set(ranks) == {"exact"} and frontend.is_ready():
+                return
         time.sleep(0.5)
     raise AssertionError(f"{frontend.name} is not ready but sees {seen}:\n{frontend.tail()}")
 

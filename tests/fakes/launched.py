@@ -111,7 +111,7 @@ def _serve(call: Call, cards: Path) -> None:
             if self.path != "/health" and not self._has_key():
                 self._answer({}, 401)
                 return
-            workers = [{"worker_id": path.name} for path in cards.iterdir()]
+            workers = [{"worker_id": path.name, "gone_at": None} for path in cards.iterdir()]
             body: dict[str, object] = {
                 "/v1/models": {"data": [{"id": "demo"}]},
                 "/mmrouter/workers": workers,

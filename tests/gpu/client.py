@@ -89,7 +89,7 @@ class Client:
         return {
             worker["worker_id"]: worker["transport"]
             for worker in workers
-            if all(rank["index"] == "exact" for rank in worker["ranks"])
+            if worker["ranks"] and all(rank["index"] == "exact" for rank in worker["ranks"])
         }
 
     def close(self) -> None:

@@ -18,7 +18,15 @@ from common.request_plane.step_sums import RankStatus
 from frontend.http.operator.history import Queue
 from frontend.processes import Siblings
 from frontend.router import Router, TargetLoad
-from frontend.workers import Fleet, Fleets, MediaSender, Member, Refusals
+from frontend.workers import (
+    Departure,
+    Departures,
+    Fleet,
+    Fleets,
+    MediaSender,
+    Member,
+    Refusals,
+)
 
 
 class ShareView(BaseModel):
@@ -106,13 +114,16 @@ class AdapterView(BaseModel):
 
 
 class WorkerView(BaseModel):
-    """One worker with a card that fits.
+    """One worker with a card that fits, or that was lost or left within the last hour.
 
     Where the frontend has several processes, it is connected if it is to all of them, and in any
     other respect as the process has it that has it worst.
 
     Attributes:
         model: the first of the names under which it serves its model.
+        state: of its card; without one, ``lost``, or ``left`` if it shut down.
+        gone_at, gone_reason: when and why its link was lost; None and empty while it has one.
+            Seconds since the epoch.
         transport: how media travel to it; None while it is not connected.
         circuit: closed, open or half-open; errors and stalls open it for a while.
         circuit_reason: why it is not closed.
@@ -133,20 +144,22 @@ class WorkerView(BaseModel):
     model: str = ""
     state: str
     connected: bool
+    gone_at: float | None = None
+    gone_reason: str = ""
     request_endpoint: str
-    transport: str | None
-    circuit: str
-    circuit_reason: str
+    transport: str | None = None
+    circuit: str = "closed"
+    circuit_reason: str = ""
     ejected_for_s: float = 0.0
     drained: bool = False
     condition: str | None = None
-    ranks: list[RankView]
+    ranks: list[RankView] = []
     media: int = 0
-    active_requests: int
-    running: int | None
-    waiting: int | None
-    kv_usage: float | None
-    hf_processor_runs: int | None
+    active_requests: int = 0
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None
+    hf_processor_runs: int | None = None
     adapters: list[AdapterView] = []
     processes: list[ProcessView] = []
 
@@ -199,6 +212,19 @@ def _rank_view(router: Router, member: Member, rank: int) -> RankView:
     )
 
 
+def _departed(one: Departure) -> WorkerView:
+    return WorkerView(
+        worker_id=one.card.worker_id,
+        incarnation=one.card.incarnation,
+        model=one.card.served_model_names[0],
+        state="left" if one.left else "lost",
+        connected=False,
+        gone_at=one.at,
+        gone_reason=one.reason,
+        request_endpoint=one.card.request_endpoint,
+    )
+
+
 @dataclass
 class Status:
     """What this process knows: of the fleets of all models, of the workers that no fleet looks at,
@@ -209,13 +235,17 @@ class Status:
     media_sender: MediaSender
     refusals: Iterable[Refusals] = ()
     mode: str = ""
+    departures: Departures = field(default_factory=Departures)
     started: float = field(default_factory=time.time)
 
     def workers(self) -> list[WorkerView]:
         return [
-            self._view(fleet.router, member)
-            for fleet in self.fleets
-            for member in fleet.members.shown()
+            *(
+                self._view(fleet.router, member)
+                for fleet in self.fleets
+                for member in fleet.members.shown()
+            ),
+            *map(_departed, self.departures.recent()),
         ]
 
     def refused(self) -> list[RefusedView]:
@@ -256,6 +286,8 @@ class Status:
             model=card.served_model_names[0],
             state=card.state,
             connected=link is not None,
+            gone_at=member.gone and member.gone.at,
+            gone_reason=member.gone.reason if member.gone else "",
             request_endpoint=card.request_endpoint,
             transport=self.media_sender.transport(card.worker_id),
             circuit=circuit,
@@ -313,11 +345,11 @@ class FleetStatus:
 
     async def workers(self) -> list[WorkerView]:
         if self._siblings is None:
-            return self._own.workers()
+            return without_namesakes(self._own.workers())
         told = {self._siblings.name: self._own.workers()}
         for name, body in await self._siblings.ask("workers"):
             told[name] = _workers.validate_json(body)
-        return merged_workers(told)
+        return without_namesakes(merged_workers(told))
 
     async def refused(self) -> list[RefusedView]:
         found = self._own.refused()
@@ -369,13 +401,23 @@ def merged_workers(told: dict[str, list[WorkerView]]) -> list[WorkerView]:
     return [_merged(views, len(told)) for views in by_worker.values()]
 
 
+def without_namesakes(views: list[WorkerView]) -> list[WorkerView]:
+    """Leave out departed runs of workers of which another run is there."""
+    there = {view.worker_id for view in views if view.ranks}
+    return [view for view in views if view.ranks or view.worker_id not in there]
+
+
 def _merged(views: dict[str, WorkerView], processes: int) -> WorkerView:
+    gone = next((view for view in views.values() if view.gone_at is not None), None)
+    views = {name: view for name, view in views.items() if view.ranks} or views
     each = list(views.values())
     worst = max(each, key=lambda view: _CIRCUITS.index(view.circuit))
     reports = [view for view in each if view.running is not None]
     return (reports or each)[0].model_copy(
         update={
             "connected": len(each) == processes and all(view.connected for view in each),
+            "gone_at": gone and gone.gone_at,
+            "gone_reason": gone.gone_reason if gone else "",
             "transport": next((view.transport for view in each if view.transport), None),
             "circuit": worst.circuit,
             "circuit_reason": worst.circuit_reason,
@@ -434,7 +476,7 @@ def status_routes(status: FleetStatus, *, several: bool) -> APIRouter:
 
     @api.get("/workers", response_model_exclude=hidden)
     async def workers() -> list[WorkerView]:
-        """Workers whose cards fit."""
+        """Workers whose cards fit, and those that were lost or left within the last hour."""
         return await status.workers()
 
     @api.get("/workers/refused")
@@ -450,7 +492,7 @@ def status_routes(status: FleetStatus, *, several: bool) -> APIRouter:
     @api.get("/events")
     async def events(last: int = Query(1000, ge=1)) -> list[dict[str, Any]]:
         """What happened to workers lately: joined, lost, removed, refused, ejected, drained; with
-        reasons, newest first. Workers that are gone are named here alone."""
+        reasons, newest first."""
         return (await status.events())[:last]
 
     @api.get("/decisions")

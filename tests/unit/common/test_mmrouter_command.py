@@ -5,7 +5,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import ClassVar
 import pytest
 
 from common.cli.mmrouter import show_status
-from tests.unit.frontend.http.views import view
+from tests.unit.frontend.http.views import gone, view
 
 KEY = "the-key-of-admins"
 
@@ -93,31 +92,36 @@ def test_health_in_words(frontend: str, key_file: str, capsys: pytest.CaptureFix
         view("w2", condition="serving", circuit="open", circuit_reason="3 failures\n\x1b[31m"),
         view("w3", condition="serving", circuit="half-open"),
         view("w4", connected=False, transport=None, kv_usage=None, running=None),
+        gone("w8", "lost", "it hung up"),
+        gone("w9", "left", "it is shutting down"),
         view("w5", drained=True),
         view("w6", condition=None),
     ]
     Frontend.answers = {
         "/mmrouter/workers": [each.model_dump() for each in workers],
         "/mmrouter/workers/refused": [{"worker_id": "w7", "reason": "another model"}],
-        "/mmrouter/events": [
-            {"at": time.time() - ago, "worker_id": "w8", "what": what, "reason": "it hung up"}
-            for ago, what in ((180, "lost"), (170, "joined"), (86_400, "lost"))
-        ],
     }
     assert show_status(["--url", frontend, "--admin-key-file", key_file]) == 0
     out = capsys.readouterr().out
     head, *lines = out.splitlines()
     assert head.split()[:3] == ["WORKER", "MODEL", "HEALTH"]
-    health = ["healthy", "asleep", "ejected: 3 failures", "on trial", "lost", "drained", "joining"]
+    health = [
+        "healthy", "asleep", "ejected: 3 failures", "on trial", "not connected",
+        "lost 3 min ago", "left 3 min ago", "drained", "joining",
+    ]  # fmt: skip
     for line, each in zip(lines, health, strict=False):
         assert each in line
     assert lines[0].split() == ["w0", "qwen", "healthy", "3", "0", "50%", "0", "shm"]
-    assert lines[-2:] == ["refused: w7: another model", "lost 3 min ago: w8: it hung up"]
+    assert lines[-3:] == [
+        "refused: w7: another model",
+        "lost 3 min ago: w8: it hung up",
+        "left 3 min ago: w9: it is shutting down",
+    ]
     assert out.replace("\n", "").isprintable()
 
 
 def test_none_is_healthy(frontend: str, key_file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    paths = ("/mmrouter/workers", "/mmrouter/workers/refused", "/mmrouter/events")
+    paths = ("/mmrouter/workers", "/mmrouter/workers/refused")
     Frontend.answers = {path: [] for path in paths}
     assert show_status([f"--url={frontend}", f"--admin-key-file={key_file}"]) == 1
     assert capsys.readouterr().out == "no workers\n"

@@ -256,7 +256,7 @@ async def test_the_frontend_says_what_it_is(frontend: Frontend) -> None:
     assert said["started"] == later["started"] <= said["now"] <= later["now"]
 
 
-async def test_a_worker_that_has_left_stays_among_the_events(
+async def test_a_worker_that_has_left_stays_among_workers_and_events(
     loads: Loads, frontend: Frontend
 ) -> None:
     card = frontend.come("alpha")
@@ -264,7 +264,13 @@ async def test_a_worker_that_has_left_stays_among_the_events(
     await frontend.leave(card)
     await until(lambda: loads.closed == ["alpha"])
     async with frontend.http() as http:
-        assert (await http.get("/mmrouter/workers")).json() == []
+        (gone,) = (await http.get("/mmrouter/workers")).json()
+        assert (gone["worker_id"], gone["model"], gone["state"]) == (
+            card.worker_id,
+            "alpha",
+            "left",
+        )
+        assert gone["gone_at"] and gone["gone_reason"] == "it is shutting down"
         events = (await http.get("/mmrouter/events")).json()
         assert (await http.get("/mmrouter/events?last=1")).json() == events[:1]
     mine = [each for each in events if each["worker_id"] == card.worker_id]

@@ -9,7 +9,6 @@ const SHOWN = 30;
 const FIRST = { events: 6, decisions: 10 }; // before more are asked for
 const CANDIDATES = 4;
 const HOLD_MS = 10000;
-const LOST_S = 900; // for how long a worker that is gone is shown
 const FAILING = 0.05; // share of requests that fail from which on it is not well
 
 const find = (id) => document.getElementById(id);
@@ -153,8 +152,10 @@ function health(worker) {
   const left = running ? `, ${plural(running, "request")} left` : "";
   const why = worker.circuit_reason && `: ${worker.circuit_reason}`;
   if (!worker.connected) {
-    const lost = worker.lost_at;
-    return said("bad", lost === undefined ? "not connected" : `lost ${duration(now() - lost)} ago`);
+    if (worker.gone_at === null) return said("bad", "not connected");
+    const left = worker.state === "left";
+    const gone = `${left ? "left" : "lost"} ${duration(now() - worker.gone_at)} ago: ${worker.gone_reason}`;
+    return said(left ? "quiet" : "bad", gone);
   }
   if (worker.drained) return said("warn", running ? `draining${left}` : "drained");
   if (worker.state !== "ready") return said("warn", `leaving${left}`);
@@ -166,22 +167,6 @@ function health(worker) {
   if (worker.circuit !== "closed") return said("warn", `on trial with one request${why}`, true);
   if (worker.ranks.every((rank) => rank.busy)) return said("warn", "busy, gets no new requests");
   return worker.condition ? said("good", "healthy", true) : said("warn", "joining");
-}
-
-// Of events, newest first: workers that are not there any more, and since when.
-function gone(events, workers) {
-  const there = new Set(workers.map((one) => one.worker_id));
-  const found = new Map();
-  for (const one of events) {
-    if (now() - one.at > LOST_S) break;
-    const known = found.get(one.worker_id);
-    if (!known) found.set(one.worker_id, { ...one, over: one.what === "joined" || one.what === "refused" });
-    else if (!known.over && one.what === "joined") known.over = true;
-    else if (!known.over && one.what === "lost") Object.assign(known, one, { over: true });
-  }
-  return [...found.values()].filter(
-    (one) => (one.what === "lost" || one.what === "removed") && !there.has(one.worker_id),
-  );
 }
 
 const KNOWN = ["exact", "degraded", "approximate"];
@@ -217,8 +202,9 @@ function workerRows(table, worker) {
       const name = make("span", id);
       if (shown.several) name.append(" ", make("span", worker.model, "quiet"));
       if (ranks.length > 1) name.append(" ", toggle(focus, `${ranks.length} ranks of ${id}`));
-      const line = row(table, [
-        name, make("span", well.text, well.kind), number(worker.running), number(worker.waiting),
+      const said = make("span", well.text, well.kind);
+      const line = row(table, !ranks.length ? [name, said, "", "", "", "", "", "", ""] : [
+        name, said, number(worker.running), number(worker.waiting),
         ours(ranks), meter(worker.kv_usage), blocks(ranks),
         number(worker.media) + (worker.transport ? `, sent by ${worker.transport}` : ""),
         button("Operations…", `Operations of ${id}`, () => showOperations(worker)),
@@ -245,20 +231,13 @@ function workerRows(table, worker) {
 }
 
 // A reason where the worker's name and what became of it stand already.
-const short = (one) => one.reason.replace(/^worker .*? (?:refused|was lost): /, "");
+const short = (one) => one.reason.replace(/^worker .*? refused: /, "");
 
-const WORST = { bad: 0, warn: 1, good: 2 };
+const WORST = { bad: 0, warn: 1, good: 2, quiet: 3 };
 
-function drawWorkers({ workers, refused, lost }) {
+function drawWorkers({ workers, refused }) {
   const table = find("workers");
-  const others = [
-    ...refused.map((one) => [one.worker_id, make("span", `refused: ${short(one)}`, "bad")]),
-    ...lost.map((one) => [
-      one.worker_id,
-      make("span", `${one.what === "lost" ? "lost" : "left"} ${duration(now() - one.at)} ago: ${short(one)}`,
-        one.what === "lost" ? "bad" : "quiet"),
-    ]),
-  ];
+  const others = refused.map((one) => [one.worker_id, make("span", `refused: ${short(one)}`, "bad")]);
   const sorted = workers
     .map((worker) => ({ worker, rank: WORST[health(worker).kind] }))
     .sort((one, other) => one.rank - other.rank ||
@@ -291,15 +270,12 @@ function sums(history, name) {
 
 const answers = (step) => ERRORS.reduce((sum, [name]) => sum + step[name], step.ok);
 
-function verdict({ summary, workers, refused, lost, history }) {
+function verdict({ summary, workers, refused, history }) {
   const bad = [], warn = [];
-  const told = workers.map((worker) => ({ worker, well: health(worker) }));
+  const told = workers.filter((worker) => worker.state !== "left").map((worker) => ({ worker, well: health(worker) }));
   const away = told.filter(({ well }) => !well.takes);
-  const named = [
-    ...away.map(({ worker, well }) => `${worker.worker_id} is ${well.text}`),
-    ...lost.filter((one) => one.what === "lost")
-      .map((one) => `${one.worker_id} was lost ${duration(now() - one.at)} ago`),
-  ];
+  const named = away.map(({ worker, well }) =>
+    `${worker.worker_id} ${worker.gone_at === null ? "is" : "was"} ${well.text}`);
   const names = named.slice(0, 3).join("; ") + (named.length > 3 ? `; and ${named.length - 3} more` : "");
   const taking = told.length - away.length;
   if (!taking) {
@@ -314,7 +290,7 @@ function verdict({ summary, workers, refused, lost, history }) {
         bad.push(`no worker of ${model} takes requests`);
       }
     }
-    if (named.length) warn.push(`${plural(taking, "worker")} of ${told.length + named.length - away.length} take requests (${names})`);
+    if (named.length) warn.push(`${plural(taking, "worker")} of ${told.length} take requests (${names})`);
   }
   if (refused.length) warn.push(`${plural(refused.length, "worker")} refused: see Workers`);
   const minute = Object.fromEntries(ERRORS.map(([name]) => [name, sums(history, name)]));
@@ -787,14 +763,7 @@ async function load() {
     nextSlow = Date.now() + 1000 * STEP_S - PERIOD_MS / 2;
   }
   const several = new Set(workers.map((one) => one.model)).size > 1;
-  const losses = new Map(
-    events.filter((one) => one.what === "lost").reverse().map((one) => [one.worker_id, one.at]),
-  );
-  for (const one of workers) if (losses.has(one.worker_id)) one.lost_at = losses.get(one.worker_id);
-  shown = {
-    workers, refused, decisions, summary, history, metrics, several,
-    events: merged(events), lost: gone(events, workers),
-  };
+  shown = { workers, refused, decisions, summary, history, metrics, several, events: merged(events) };
   draw();
   if (slow) drawPlots(history, summary.first_token_edges_s);
 }

@@ -1,7 +1,7 @@
 """What several processes say of one worker, as one view."""
 
-from frontend.http.operator.status import merged_workers
-from tests.unit.frontend.http.views import rank_view, share, view
+from frontend.http.operator.status import merged_workers, without_namesakes
+from tests.unit.frontend.http.views import gone, rank_view, share, view
 
 
 def test_requests_are_added_and_the_worst_is_said() -> None:
@@ -38,3 +38,17 @@ def test_incarnations_are_kept_apart_and_a_report_is_found() -> None:
     silent = view(running=None, waiting=None, kv_usage=None)
     merged = merged_workers({"0": [silent, view(incarnation="j")], "1": [view()]})
     assert [(each.incarnation, each.running) for each in merged] == [("i", 3), ("j", 3)]
+
+
+def test_one_that_a_process_lost_and_another_has_is_not_connected_and_says_when_it_went() -> None:
+    departed = gone("w0", "lost", "it hung up")
+    (merged,) = merged_workers({"0": [departed], "1": [view()]})
+    assert (merged.connected, merged.state, merged.ranks) == (False, "ready", view().ranks)
+    assert (merged.gone_at, merged.gone_reason) == (departed.gone_at, "it hung up")
+    (both,) = merged_workers({"0": [departed], "1": [departed]})
+    assert (both.state, both.gone_at, both.ranks) == ("lost", departed.gone_at, [])
+
+
+def test_a_run_that_is_gone_is_not_shown_beside_another_that_is_there() -> None:
+    successor = view(incarnation="j")
+    assert without_namesakes([gone("w0", "left", ""), successor]) == [successor]

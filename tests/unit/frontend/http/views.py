@@ -1,5 +1,6 @@
 """What operators see of a worker, as tests want it."""
 
+import time
 from typing import Any
 
 from common.identity import WorkerId
@@ -24,6 +25,19 @@ def rank_view(**fields: Any) -> RankView:
         "kv_usage": 0.5,
     }
     return RankView(**plain | fields)
+
+
+def gone(name: str, state: str, reason: str) -> WorkerView:
+    """Return a worker that went three minutes ago."""
+    return WorkerView(
+        worker_id=WorkerId(name),
+        incarnation="i",
+        state=state,
+        connected=False,
+        gone_at=time.time() - 180,
+        gone_reason=reason,
+        request_endpoint="tcp://w",
+    )
 
 
 def view(name: str = "w0", **fields: Any) -> WorkerView:

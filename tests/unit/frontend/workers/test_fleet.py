@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 
@@ -86,7 +87,8 @@ async def test_a_card_of_which_anybody_may_be_the_author_tells_no_place(town: To
     assert not list(town.fleet.refusals.notices())
 
 
-async def test_a_worker_joins_and_leaves(town: Town) -> None:
+async def test_a_worker_joins_and_leaves(town: Town, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     town.news.say(CardPresent(town.card()))
     assert (await town.fleet.contract.card()).worker_id == "w0"
     await until(lambda: town.fleet.connected)
@@ -101,6 +103,10 @@ async def test_a_worker_joins_and_leaves(town: Town) -> None:
         town.fleet.link(WorkerId("w0"))
     # Its keeper gives up the name as the last thing that it does.
     await until(lambda: not town.fleet.members.names)
+    (departure,) = town.fleet.members.departures.recent()
+    assert departure.left and departure.reason == "it is shutting down"
+    assert "worker w0 leaves: it is shutting down" in caplog.text
+    assert "lost" not in caplog.text
 
 
 async def test_a_worker_whose_link_lives_stays_whatever_became_of_its_card(town: Town) -> None:
@@ -117,14 +123,51 @@ async def test_a_worker_whose_link_lives_stays_whatever_became_of_its_card(town:
     assert town.fleet.link(WorkerId("w0")) is link
     link._lose("for the test")
     await until(lambda: town.fleet.connected and town.fleet.link(WorkerId("w0")) is not link)
+    assert member.gone is None and not town.fleet.members.departures.recent()
     town.news.say(gone(town.card()))
     await until(lambda: not member.present)
     town.fleet.link(WorkerId("w0"))._lose("for the test")
     await until(lambda: not town.fleet.members.shown())
     assert town.router.roster.targets() == []
+    (departure,) = town.fleet.members.departures.recent()
+    assert not departure.left and departure.reason == "for the test"
     # Not only once discovery says something again.
     assert shown("connected") == 0
     assert shown("disconnected") == 0
+
+
+async def test_a_worker_that_comes_back_is_not_gone(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    departures = town.fleet.members.departures
+    town.news.say(CardPresent(town.card()))
+    await until(lambda: town.fleet.connected)
+    old = town.card()
+    town.news.say(gone(old))
+    town.fleet.link(W0)._lose("for the test")
+    await until(lambda: bool(departures.recent()))
+    monkeypatch.setattr(members, "DEPARTURES_SHOWN_S", 0.0)
+    assert not departures.recent(), "for an hour"
+    monkeypatch.undo()
+    town.worker = town.start("i1")
+    town.news.say(CardPresent(town.card()))
+    await until(lambda: town.fleet.connected)
+    assert not departures.recent()
+
+
+async def test_a_run_that_is_lost_after_its_successor_has_come_is_not_missed(town: Town) -> None:
+    town.news.say(CardPresent(town.card()))
+    link = await told(town)
+    old = town.card()
+    link._lose("for the test")
+    await until(lambda: not town.fleet.connected)
+    await town.worker.close()
+    town.worker = town.start("i1")
+    town.news.say(CardPresent(town.card()))
+    await connected_again(town, link)
+    town.news.say(gone(old))
+    await until(lambda: len(town.fleet.members) == 1)
+    assert not town.fleet.members.departures.recent()
 
 
 async def test_adapters_come_and_go_with_their_worker(town: Town) -> None:
