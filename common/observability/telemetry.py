@@ -152,7 +152,7 @@ TRANSFER_FALLBACKS = Counter(
     ["transport", "reason"],
 )
 PROMPT_TOKENS = Counter(
-    "mmrouter_prompt_tokens", "Tokens of prompts that were routed", ["worker_id"]
+    "mmrouter_prompt_tokens", "Tokens of prompts, counted with the first output", ["worker_id"]
 )
 PREDICTED_CACHED_TOKENS = Counter(
     "mmrouter_predicted_cached_tokens", "Cached tokens that routing expected", ["worker_id"]

@@ -408,7 +408,9 @@ class RequestRunner:
                             case Output():
                                 if cached_tokens is None:
                                     cached_tokens = answer.num_cached_tokens or 0
-                                    self._router.in_flight.first_token(decision.request_id)
+                                    self._router.in_flight.first_token(
+                                        decision.request_id, cached_tokens
+                                    )
                                     state.spans.first_output(cached_tokens)
                                 output = state.answer(answer)
                                 if output is not None:
@@ -426,7 +428,7 @@ class RequestRunner:
                             case Failed():
                                 raise failure(worker_id, answer)
         finally:
-            self._router.in_flight.finished(decision.request_id, cached_tokens)
+            self._router.in_flight.finished(decision.request_id, served=cached_tokens is not None)
 
     async def _supply(
         self,

@@ -74,8 +74,6 @@ class InFlight:
         self._routed[request_id] = _Routed(decision, now)
         self._ejection.routed(worker_id, request_id)
         DECISIONS.labels(worker_id, decision.reason).inc()
-        PROMPT_TOKENS.labels(worker_id).inc(decision.prompt_tokens)
-        PREDICTED_CACHED_TOKENS.labels(worker_id).inc(decision.predicted_cached_tokens)
 
     def new_blocks(self, request_id: RequestId) -> Sequence[BlockHash]:
         """Return the blocks of a request that its target did not hold when it was decided."""
@@ -98,23 +96,32 @@ class InFlight:
             self._predict(name, target, new_blocks, knowledge, now)
         self._roster.media.expect(target.worker_id, media, now)
 
-    def first_token(self, request_id: RequestId) -> None:
+    def first_token(self, request_id: RequestId, realised_cached_tokens: int = 0) -> None:
+        """Note the first output of a request, and how many prompt tokens its engine took from its
+        cache.
+        """
         self._roster.load.first_token(request_id)
         routed = self._routed.get(request_id)
         if routed is not None:
             self._ejection.succeeded(routed.decision.worker_id)
             if routed.decision.first_token_s is None:
+                routed.decision.realised_cached_tokens = realised_cached_tokens
                 self._first_token_came(routed.decision, self._clock() - routed.routed_at)
 
     def _first_token_came(self, decision: Decision, after_s: float) -> None:
+        # All at the same moment: in each interval they are of the same requests.
+        worker_id = decision.worker_id
+        PROMPT_TOKENS.labels(worker_id).inc(decision.prompt_tokens)
+        PREDICTED_CACHED_TOKENS.labels(worker_id).inc(decision.predicted_cached_tokens)
+        REALISED_CACHED_TOKENS.labels(worker_id).inc(decision.realised_cached_tokens or 0)
         decision.first_token_s = after_s
         expected_s = decision.predicted_first_token_s
         if expected_s is not None:
             self._roster.times.first_token_came(expected_s * 1e3, after_s * 1e3)
 
-    def finished(self, request_id: RequestId, realised_cached_tokens: int | None = None) -> None:
-        """Note that a request ended, and how many prompt tokens its engine took from its cache;
-        ``None`` if it got no output. Unknown and repeated ids are ignored.
+    def finished(self, request_id: RequestId, *, served: bool = False) -> None:
+        """Note that a request ended, and whether it got an output. Unknown and repeated ids are
+        ignored.
         """
         self._roster.load.finished(request_id)
         routed = self._routed.pop(request_id, None)
@@ -122,13 +129,11 @@ class InFlight:
             return
         decision = routed.decision
         self._ejection.ended(decision.worker_id, request_id)
-        if realised_cached_tokens is None:
+        if not served:
             self._roster.indexes.predicted.forget(request_id)
             return
         # What was predicted stays until it expires: the engine may finish a short request
         # before its events are out, and an eviction takes the prediction back as well.
-        decision.realised_cached_tokens = realised_cached_tokens
-        REALISED_CACHED_TOKENS.labels(decision.worker_id).inc(realised_cached_tokens)
         stores_blocks = decision.overlap_blocks < decision.prompt_blocks
         if stores_blocks and self._roster.has(decision.worker_id, decision.incarnation):
             self._roster.served(decision.target, routed.routed_at)

@@ -314,9 +314,9 @@ def decide_times(
         router.in_flight.first_token(request_id)
         running.append(request_id)
         if len(running) > 500:
-            router.in_flight.finished(running.pop(0), 0)
+            router.in_flight.finished(running.pop(0), served=True)
     for request_id in running:
-        router.in_flight.finished(request_id, 0)
+        router.in_flight.finished(request_id, served=True)
     return quantiles(micros)
 
 

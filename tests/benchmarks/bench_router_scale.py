@@ -308,7 +308,7 @@ class Simulation:
 
     def _end(self, worker: Worker, running: Running) -> None:
         conversation = running.conversation
-        self.router.in_flight.finished(running.request.request_id, running.cached_tokens)
+        self.router.in_flight.finished(running.request.request_id, served=True)
         conversation.tokens += self._tokens(ANSWER_TOKENS)
         if conversation.turns_left:
             self._at(self.now + self._random.expovariate(1 / THINK_S), "turn", conversation)

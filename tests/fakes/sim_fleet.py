@@ -226,7 +226,7 @@ class SimFleet:
             job.answered += 1
             if job.answered == job.answer_tokens:
                 engine.running.remove(job)
-                in_flight.finished(request_id, max(job.cached, 0))
+                in_flight.finished(request_id, served=True)
                 waiting = rank_report(waiting=len(engine.waiting))
                 self.router.load.reported(engine.name, [waiting])
                 self.done.append(job)

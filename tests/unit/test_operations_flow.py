@@ -145,7 +145,7 @@ async def test_what_a_worker_held_is_forgotten_with_its_caches(office: Office) -
     # Predictions go with the blocks.
     one = request(prompt(1))
     router.route(one)
-    router.in_flight.finished(one.request_id, 0)
+    router.in_flight.finished(one.request_id, served=True)
     assert router.route(request(prompt(1))).overlap_blocks > 0
     await office.post("/mmrouter/workers/reset_prefix_cache")
     await until(lambda: router.route(request(prompt(1))).overlap_blocks == 0)

@@ -71,7 +71,7 @@ async def test_a_request_that_it_has_goes_on(router: Router) -> None:
     router.drained[where] = Incarnation("1")
     assert len(router.in_flight) == 1
     router.in_flight.first_token(running.request_id)
-    router.in_flight.finished(running.request_id, 0)
+    router.in_flight.finished(running.request_id, served=True)
     assert where not in taken(router)
 
 

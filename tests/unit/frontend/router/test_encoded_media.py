@@ -61,7 +61,7 @@ async def media_tokens(encoder_tokens: int) -> list[int]:
         decision = router.route(one)
         router.in_flight.first_token(one.request_id)
         router.media.acked(WorkerId("a"), [MmHash(name)])
-        router.in_flight.finished(one.request_id, 0)
+        router.in_flight.finished(one.request_id, served=True)
         found.append(decision.work.media_tokens)
     router.roster.media_emptied(WorkerId("a"))
     assert not router.roster.encoded.holds(A, MmHash("x"))

@@ -37,7 +37,7 @@ async def test_an_idle_fleet_prefers_the_faster_worker() -> None:
     for seed in range(5):
         one = request(prompt(seed))
         assert router.route(one).worker_id == "a"
-        router.in_flight.finished(one.request_id, 0)
+        router.in_flight.finished(one.request_id, served=True)
     await router.close()
 
 
@@ -85,7 +85,7 @@ async def test_what_first_tokens_take_besides_is_learned() -> None:
         assert expected is not None
         clock.now += 0.064
         router.in_flight.first_token(one.request_id)
-        router.in_flight.finished(one.request_id, 0)
+        router.in_flight.finished(one.request_id, served=True)
     assert expected == pytest.approx(0.064, rel=0.1)
     await router.close()
 
@@ -99,7 +99,7 @@ async def test_first_tokens_at_odd_times_do_no_harm(after_s: float) -> None:
         decision = router.route(one)
         clock.now += after_s
         router.in_flight.first_token(one.request_id)
-        router.in_flight.finished(one.request_id, 0)
+        router.in_flight.finished(one.request_id, served=True)
     assert 0 <= (decision.predicted_first_token_s or -1) <= 20
     await router.close()
 

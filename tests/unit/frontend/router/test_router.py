@@ -16,6 +16,7 @@ from common.identity import Incarnation, MmHash, RequestId, Target, WorkerId
 from common.observability.telemetry import (
     DECISIONS,
     PREDICTED_CACHED_TOKENS,
+    PROMPT_TOKENS,
     REALISED_CACHED_TOKENS,
 )
 from frontend.router import in_flight
@@ -59,8 +60,8 @@ async def fleet(clock: Clock) -> AsyncIterator[MakeRouter]:
 def serve(router: Router, one: RoutingRequest, cached: int | None = 0) -> str:
     """Route a request, let it run to its end, and say where it went."""
     decision = router.route(one)
-    router.in_flight.first_token(one.request_id)
-    router.in_flight.finished(one.request_id, cached)
+    router.in_flight.first_token(one.request_id, cached or 0)
+    router.in_flight.finished(one.request_id, served=cached is not None)
     return decision.worker_id
 
 
@@ -121,8 +122,8 @@ async def test_requests_of_a_removed_worker_may_still_end(fleet: MakeRouter) -> 
     decision = router.route(one)
     await router.roster.remove(decision.worker_id)
     await router.roster.remove(decision.worker_id)
-    router.in_flight.first_token(one.request_id)
-    router.in_flight.finished(one.request_id, 5)
+    router.in_flight.first_token(one.request_id, 5)
+    router.in_flight.finished(one.request_id, served=True)
     assert decision.realised_cached_tokens == 5
     assert len(router.roster.targets()) == 1
 
@@ -233,7 +234,7 @@ async def test_a_request_that_moves_on_counts_once(fleet: MakeRouter) -> None:
     router = await fleet("a", "b")
     one = request(prompt(1))
     first = router.route(one)
-    router.in_flight.finished(one.request_id, None)
+    router.in_flight.finished(one.request_id)
     second = router.route(one, exclude={first.worker_id})
     assert second.worker_id != first.worker_id
     assert router.decisions.get(one.request_id) is second
@@ -249,7 +250,7 @@ async def test_workers_with_different_block_sizes(fleet: MakeRouter) -> None:
         decision = router.route(request([*prompt(seed), 1]))
         assert decision.worker_id == home
         assert decision.predicted_cached_tokens == 8 * BLOCK
-        router.in_flight.finished(decision.request_id, 0)
+        router.in_flight.finished(decision.request_id, served=True)
 
 
 async def test_hashes_computed_elsewhere_are_used(fleet: MakeRouter) -> None:
@@ -280,7 +281,7 @@ async def test_a_worker_that_holds_the_picture_is_cheaper(fleet: MakeRouter) -> 
         chosen = decision.considered[0].work
         assert (chosen.media_tokens, chosen.ship_bytes) == (0, 0)
         assert decision.considered[1].work.ship_bytes == 6 << 20
-        router.in_flight.finished(one.request_id, 0)
+        router.in_flight.finished(one.request_id, served=True)
     router.media.nacked(WorkerId("b"), [MmHash("x")])
     assert not router.media.holds(WorkerId("b"), MmHash("x"))
 
@@ -366,7 +367,7 @@ async def test_every_mode_routes_and_predicts(fleet: MakeRouter, mode: BuiltInMo
         one = request(prompt(1))
         decision = router.route(one)
         assert decision.mode == mode
-        router.in_flight.finished(one.request_id, 0)
+        router.in_flight.finished(one.request_id, served=True)
     assert any(one.predicted_cached_tokens for one in router.decisions.last())
 
 
@@ -392,6 +393,7 @@ async def test_predicted_and_realised_tokens_are_counted(fleet: MakeRouter) -> N
         return [
             PREDICTED_CACHED_TOKENS.labels("counted")._value.get(),
             REALISED_CACHED_TOKENS.labels("counted")._value.get(),
+            PROMPT_TOKENS.labels("counted")._value.get(),
             DECISIONS.labels("counted", "only-worker")._value.get(),
         ]
 
@@ -399,7 +401,34 @@ async def test_predicted_and_realised_tokens_are_counted(fleet: MakeRouter) -> N
     before = counters()
     serve(router, request([*prompt(1), 1]), cached=0)
     serve(router, request([*prompt(1), 1]), cached=128)
-    assert [after - old for after, old in zip(counters(), before, strict=True)] == [128, 128, 2]
+    assert [after - old for after, old in zip(counters(), before, strict=True)] == [
+        128,
+        128,
+        258,
+        2,
+    ]
+
+
+async def test_tokens_of_a_request_are_counted_together_so_that_no_hit_rate_exceeds_one(
+    fleet: MakeRouter,
+) -> None:
+    """Of requests that take longer than the interval between two readings."""
+
+    def counters() -> list[float]:
+        kinds = PROMPT_TOKENS, PREDICTED_CACHED_TOKENS, REALISED_CACHED_TOKENS
+        return [kind.labels("together")._value.get() for kind in kinds]
+
+    router = await fleet("together")
+    serve(router, request([*prompt(1), 1]))
+    before, one = counters(), request([*prompt(1), 1])
+    router.route(one)
+    assert counters() == before
+    router.in_flight.first_token(one.request_id, 128)
+    assert [now - then for now, then in zip(counters(), before, strict=True)] == [129, 128, 128]
+    after = counters()
+    router.in_flight.first_token(one.request_id, 128)
+    router.in_flight.finished(one.request_id, served=True)
+    assert counters() == after
 
 
 async def test_every_part_hears_of_a_decision(fleet: MakeRouter) -> None:

@@ -56,7 +56,7 @@ class Fleet:
     def overlap(self, tokens: Sequence[int] = (*PROMPT, 1)) -> dict[str, int]:
         """Per worker, the leading blocks that a decision counts on; routes nothing."""
         decision = self.router.route(self.request(tokens))
-        self.router.in_flight.finished(decision.request_id, None)
+        self.router.in_flight.finished(decision.request_id)
         return {
             one.target.worker_id: one.work.overlap_blocks
             for one in decision.considered
@@ -104,7 +104,7 @@ async def test_a_request_may_end_before_its_events_are_out(fleet: Fleet) -> None
     """As one of a single token does: the next like it must not go elsewhere."""
     one = fleet.request()
     decision = fleet.router.route(one)
-    fleet.router.in_flight.finished(one.request_id, 0)
+    fleet.router.in_flight.finished(one.request_id, served=True)
     assert fleet.overlap() == {decision.worker_id: 8}
     fleet.now = 5.1
     fleet.overlap([1])
@@ -130,7 +130,7 @@ async def test_a_degraded_worker_keeps_predictions_for_longer(fleet: Fleet) -> N
         feed.known = degraded("a test says so")
     one = fleet.request()
     home = fleet.router.route(one).worker_id
-    fleet.router.in_flight.finished(one.request_id, 0)
+    fleet.router.in_flight.finished(one.request_id, served=True)
     fleet.now = 60.0
     assert fleet.overlap() == {home: 8}
     assert "a test" in fleet.router.roster.state(Target(home, 0)).reason
@@ -152,12 +152,12 @@ async def test_feeds_hear_of_requests_that_must_have_stored_blocks(fleet: Fleet)
     for cached, tokens in ((0, PROMPT), (0, PROMPT[:5]), (None, PROMPT)):
         one = fleet.request(tokens)
         fleet.router.route(one)
-        fleet.router.in_flight.finished(one.request_id, cached)
+        fleet.router.in_flight.finished(one.request_id, served=cached is not None)
     assert feed.served_since == [3.0]
     feed.apply(stored(HASHES))
     one = fleet.request([*PROMPT, 1])
     fleet.router.route(one)
-    fleet.router.in_flight.finished(one.request_id, 8 * BLOCK)
+    fleet.router.in_flight.finished(one.request_id, served=True)
     assert feed.served_since == [3.0]
 
 
@@ -168,7 +168,7 @@ async def test_requests_of_an_earlier_incarnation_say_nothing_of_this_one(fleet:
     fleet.router.route(one)
     await fleet.add("a", incarnation="2")
     assert old.closed
-    fleet.router.in_flight.finished(one.request_id, 0)
+    fleet.router.in_flight.finished(one.request_id, served=True)
     assert fleet.feeds.by_worker["a"].served_since == old.served_since == []
 
 

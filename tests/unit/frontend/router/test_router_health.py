@@ -53,7 +53,7 @@ def route(router: Router, **how: Any) -> Decision:
 def serve(router: Router) -> str:
     decision = route(router)
     router.in_flight.first_token(decision.request_id)
-    router.in_flight.finished(decision.request_id, 0)
+    router.in_flight.finished(decision.request_id, served=True)
     return decision.worker_id
 
 
