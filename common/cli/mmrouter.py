@@ -130,8 +130,8 @@ def show_status(argv: Sequence[str]) -> int:
         print(_printable(said), file=sys.stderr)
         return 2
     print(_table([_COLUMNS, *(each.row for each in workers)]) if workers else "no workers")
-    for each in refused:
-        print(_printable(f"refused: {each.worker_id}: {each.reason}"))
+    for one in refused:
+        print(_printable(f"refused: {one.worker_id}: {one.reason}"))
     for each in workers:
         if each.gone_at is not None:
             print(_printable(f"{each.health}: {each.worker_id}: {each.gone_reason}"))

@@ -136,7 +136,7 @@ class Crowd:
         def end() -> None:
             entry.ended()
             self._given[name] -= 1
-            self._later(WAY_S, lambda: load.finished(request_id, 0))
+            self._later(WAY_S, lambda: load.finished(request_id, served=True))
 
         self._later(prefill_s, entry.first_output)
         self._later(prefill_s + WAY_S, lambda: load.first_token(request_id))
