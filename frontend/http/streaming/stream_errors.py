@@ -8,14 +8,17 @@ later one is the event that clients of the route know.
 
 import json
 import secrets
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from functools import partial
 from typing import Any, Final, NoReturn
 
 from fastapi import FastAPI
 from openai.types.responses import ResponseErrorEvent, ResponseOutputText
 from openai.types.responses.response_output_text import Logprob
+from openai.types.responses.response_text_delta_event import Logprob as DeltaLogprob
+from openai.types.responses.response_text_delta_event import (
+    LogprobTopLogprob as DeltaTopLogprob,
+)
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.openai.responses.context import SimpleContext
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
@@ -27,11 +30,12 @@ from vllm.parser.abstract_parser import Parser
 from frontend.http.error_shapes import as_anthropics
 from frontend.http.streaming.parsing import ParsesAside, aside, paced, these, timed
 from frontend.http.streaming.whole_answers import (
-    SLICE,
     DeferredParts,
     begin_whole_answer,
     deferring,
     entries,
+    joined,
+    written,
 )
 from frontend.request_context import current_context
 
@@ -93,18 +97,28 @@ class Responses(OpenAIServingResponses):
     parser: type[Parser] | None = None
 
     async def responses_stream_generator(
-        self, request: ResponsesRequest, params: Any, outputs: Any, *args: Any, **options: Any
+        self,
+        request: ResponsesRequest,
+        params: Any,
+        outputs: Any,
+        context: Any,
+        *args: Any,
+        **options: Any,
     ) -> AsyncGenerator[Any]:
         """See vLLM."""
-        args = params, outputs if self.parser is None else paced(outputs), *args
+        args = params, outputs if self.parser is None else paced(outputs), context, *args
         held: list[Any] = []
         number = -1
-        logprobs = None if self._stores(request) else _Logprobs()
+        parts = None if self._stores(request) else current_context().find(DeferredParts)
+        logprobs = None if parts is None else _Logprobs(parts)
+        if logprobs is not None:
+            current_context().put(logprobs)
         try:
             async for event in super().responses_stream_generator(request, *args, **options):
                 number = event.sequence_number
                 if logprobs is not None:
-                    logprobs.defer(event)
+                    logprobs.put(event)
+                    vars(context).get("_accumulated_logprobs", []).clear()  # nothing reads them
                 if event.type in _BEFORE_OUTPUT:
                     held.append(event)
                     continue
@@ -144,6 +158,8 @@ class Responses(OpenAIServingResponses):
         self, token_ids: Sequence[int], logprobs: Any, *args: Any, **options: Any
     ) -> list[Logprob]:
         make = super()._create_response_logprobs
+        if (stream := current_context().find(_Logprobs)) is not None:
+            return stream.keep(make(token_ids, logprobs, *args, **options))
         if (parts := deferring(logprobs)) is None:
             return make(token_ids, logprobs, *args, **options)
 
@@ -160,31 +176,49 @@ class Responses(OpenAIServingResponses):
 
 
 class _Logprobs:
-    """The log probabilities of all tokens of a stream, which its last events repeat."""
+    """The log probabilities of a stream as JSON, which its last events repeat.
 
-    def __init__(self) -> None:
-        self._parts = current_context().find(DeferredParts)
-        self._deferred: dict[str, list[Logprob]] = {}
+    vLLM would keep models of all candidates, at which the garbage collector looks again and again:
+    a quarter of a million of them stopped the event loop for two seconds.
+    """
 
-    def defer(self, event: Any) -> None:
-        """Have those of one of the last events be written piece by piece."""
-        if self._parts is not None and event.type in _REPEATING:
+    def __init__(self, parts: DeferredParts) -> None:
+        self._parts = parts
+        self._next: dict[str, list[Logprob]] = {}
+        self._kept: dict[str, list[bytes]] = {}
+
+    def keep(self, made: list[Logprob]) -> list[Logprob]:
+        """Return a stand-in for those of an output, if it has any."""
+        if not made:
+            return made
+        stand_in = _stand_in()
+        self._next[stand_in.token] = made
+        self._kept[stand_in.token] = [written(_dumped(made))[1:-1]]
+        return [stand_in]
+
+    def put(self, event: Any) -> None:
+        """Put log probabilities in the place of the stand-ins of an event."""
+        if event.type == "response.output_text.delta":
+            stand_ins, event.logprobs = event.logprobs, []
+            for each in stand_ins:
+                event.logprobs += map(_of_delta, self._next.pop(each.token))
+        elif event.type in _REPEATING:
             for text in _texts_of(event):
-                if text.logprobs and len(text.logprobs) > SLICE:
-                    stand_in = _stand_in()
-                    self._deferred[stand_in.token] = text.logprobs
-                    text.logprobs = [stand_in]
-                self._put(text.logprobs or (), self._parts)
-
-    def _put(self, logprobs: Iterable[Logprob], parts: DeferredParts) -> None:
-        for each in logprobs:
-            if (every := self._deferred.get(each.token)) is not None:
-                some = partial(_some_of, every)
-                parts.add(_dumped([each])[0], entries(len(every), some))
+                if stand_ins := text.logprobs:
+                    every = [one for each in stand_ins for one in self._kept.pop(each.token)]
+                    self._kept[stand_ins[0].token] = every
+                    text.logprobs = stand_ins[:1]
+                    self._parts.add(_dumped(text.logprobs)[0], joined(every))
 
 
-def _some_of(logprobs: list[Logprob], part: slice) -> list[object]:
-    return _dumped(logprobs[part])
+def _of_delta(made: Logprob) -> DeltaLogprob:
+    return DeltaLogprob(
+        token=made.token,
+        logprob=made.logprob,
+        top_logprobs=[
+            DeltaTopLogprob(token=each.token, logprob=each.logprob) for each in made.top_logprobs
+        ],
+    )
 
 
 def _dumped(logprobs: list[Logprob]) -> list[object]:

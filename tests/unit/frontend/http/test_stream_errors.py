@@ -103,7 +103,7 @@ def responses(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         serving = Responses.__new__(Responses)  # nothing else of it is used
         serving.enable_store = False
         asked: Any = SimpleNamespace(store=False)
-        return _as_vllm_writes_them(serving.responses_stream_generator(asked, None, None))
+        return _as_vllm_writes_them(serving.responses_stream_generator(asked, None, None, None))
 
     yield stream
 

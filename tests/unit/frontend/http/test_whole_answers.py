@@ -8,16 +8,18 @@ from typing import Any
 
 import httpx
 import pytest
-from openai.types.responses import ResponseOutputText
-from openai.types.responses.response_output_text import Logprob as ResponseLogprob
 from starlette.responses import JSONResponse
 from vllm.entrypoints.openai.chat_completion.batch_serving import OpenAIServingChatBatch
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+from vllm.entrypoints.openai.responses.context import SimpleContext
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateTokensResponse
 from vllm.entrypoints.scale_out.token_in_token_out.serving import ServingTokens
 from vllm.logprobs import FlatLogprobs, Logprob
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.sampling_params import SamplingParams
 
 from frontend.asgi import Door, Receive, Scope, Send
 from frontend.http.streaming.stream_errors import Responses
@@ -225,46 +227,55 @@ def test_an_error_in_the_place_of_an_answer_is_sent_as_it_is() -> None:
     assert not parts
 
 
-async def test_the_last_events_of_a_response_repeat_all_log_probabilities(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    logprobs = [
-        ResponseLogprob(token=f"{n}", bytes=[n], logprob=-1.0, top_logprobs=[])
-        for n in range(2 * SLICE)
-    ]
-    text = ResponseOutputText(type="output_text", text="x", annotations=[], logprobs=logprobs)
-    expected = text.model_dump(mode="json")["logprobs"]
-    item = SimpleNamespace(content=[text])
-    last = [
-        SimpleNamespace(type="response.content_part.done", part=text),
-        SimpleNamespace(type="response.output_item.done", item=item),
-        SimpleNamespace(type="response.completed", response=SimpleNamespace(output=[item])),
-    ]
+async def events_of(kind: type) -> tuple[list[Any], Any]:
+    """What a client gets of a stream of vLLM's Responses route, and what vLLM kept of it."""
+    request = ResponsesRequest(
+        model="m", input="x", include=["message.output_text.logprobs"], top_logprobs=3, store=False
+    )
+    context, responses = SimpleContext(), serving(kind)
+    vars(responses).update(use_harmony=False, enable_store=False, parser=None)
+    vars(responses).update(enable_log_outputs=False, enable_per_request_metrics=False)
+    kept: list[Any] = []
 
-    async def original(*_: Any) -> Any:
-        for number, event in enumerate(last):
-            event.sequence_number = number
-            yield event
-
-    monkeypatch.setattr(OpenAIServingResponses, "responses_stream_generator", original)
-    responses: Any = Responses.__new__(Responses)
-    responses.enable_store = False
+    async def outputs() -> Any:
+        for token, logprobs in zip(TOKENS, LOGPROBS, strict=True):
+            one = CompletionOutput(0, "x", [token], None, [logprobs], "stop")
+            context.append_output(RequestOutput("r", "x", [1], None, [one], finished=True))
+            yield context
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        request = SimpleNamespace(store=False)
-        async for _ in responses.responses_stream_generator(request, None, None):
-            assert text.logprobs is not None
-            (stand_in,) = text.logprobs
-            body = text.model_dump_json().encode() + b"\n"
-            assert len(body) < 300 and stand_in.token not in {each["token"] for each in expected}
+        params = SamplingParams()
+        async for event in responses.responses_stream_generator(
+            request, params, outputs(), context, "m", None, None
+        ):
+            body = event.model_dump_json().encode() + b"\n"
             await send({"type": "http.response.body", "body": body, "more_body": True})
+        kept.extend(context.streamed_output_items or ())
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     transport = httpx.ASGITransport(Door(app, [send_deferred_parts]))
     async with httpx.AsyncClient(transport=transport, base_url="http://f") as http:
         lines = (await http.get("/")).text.splitlines()
-    assert [json.loads(line)["logprobs"] for line in lines] == [expected] * len(last)
+    return [json.loads(line) for line in lines], (kept, context)
+
+
+def without_ids(value: Any) -> Any:
+    if isinstance(value, dict):
+        named = ("id", "item_id", "created_at")
+        return {name: without_ids(each) for name, each in value.items() if name not in named}
+    return [without_ids(each) for each in value] if isinstance(value, list) else value
+
+
+async def test_a_stream_of_a_response_keeps_its_log_probabilities_as_json() -> None:
+    expected, _ = await events_of(OpenAIServingResponses)
+    got, (kept, context) = await events_of(Responses)
+    assert without_ids(got) == without_ids(expected)
+    text = got[-1]["response"]["output"][0]["content"][0]
+    assert len(text["logprobs"]) == len(TOKENS) and len(text["logprobs"][0]["top_logprobs"]) == 3
+    assert (
+        len(kept[0].content[0].logprobs) == 1 and not context.final_output.outputs[0].logprobs[1:]
+    )
 
 
 async def test_what_is_held_is_let_go_at_the_end_of_the_request() -> None:
