@@ -106,11 +106,7 @@ class Frontend:
 
     async def _open(self) -> None:
         logger.info("waiting for workers in %s", self.shared.args.discovery)
-        with undo_on_error(self._give_up):
-            await self.models.open(self.shared, self.gate)
-
-    def _give_up(self) -> None:
-        self.shared.server.should_exit = True
+        await self.models.open(self.shared, self.gate)
 
 
 async def _leave_if_stuck(signals: StopSignals) -> None:

@@ -201,13 +201,10 @@ class Models:
         self._leaving: set[asyncio.Task[None]] = set()
         self._ready = asyncio.Event()
         self._come = asyncio.Event()
-        self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         MODELS.set_function(self._rows)
 
     async def open(self, shared: Shared, gate: ReadinessGate) -> None:
-        """Serve what has come, and what comes. Return once a single model is served; raises
-        MmRouterError if it can't be.
-        """
+        """Serve what has come, and what comes."""
         self._shared = shared
         self._gate = gate
         self._ready.set()
@@ -215,7 +212,6 @@ class Models:
             place = shared.args.discovery
             with log_progress(f"waiting for the first worker's card in {place}", logger.info):
                 await self._come.wait()
-            await asyncio.shield(self._first)
 
     async def forget_media(self) -> None:
         for model in list(self._models.values()):
@@ -263,8 +259,6 @@ class Models:
             MODEL_LOADS.labels("ok").inc()
             with self._let_in(fleet, model) as app:
                 logger.info("serving %s", ", ".join(fleet.names))
-                if not self._several:
-                    self._first.set_result(None)
                 await gone.wait()
             await fleet.close()
             await _ended(app)
@@ -273,12 +267,8 @@ class Models:
 
     def _refuse(self, fleet: Fleet, error: BaseException) -> None:
         MODEL_LOADS.labels(type(error).__name__).inc()
-        if self._several:
-            logger.error("model %s can't be served: %s", fleet.names[0], error)
-            self.fleets.give_up(fleet, error)
-        elif not self._first.done():
-            self._first.set_exception(error)
-            self._first.exception()  # seen, also if nobody waits for it any more
+        logger.error("model %s can't be served: %s", fleet.names[0], error)
+        self.fleets.give_up(fleet, error)
 
     async def _load(
         self, fleet: Fleet, gone: asyncio.Event, closing: AsyncExitStack

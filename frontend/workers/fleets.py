@@ -8,7 +8,7 @@ the first card, and stays: its fleet takes or refuses all other workers.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Final
 
 from common.aio.supervised import supervise
@@ -30,6 +30,9 @@ from frontend.workers.gauges import Gauges
 from frontend.workers.members import Departures, Member, Run
 
 logger = logging.getLogger(__name__)
+
+RETRY_S: Final = 300.0
+"""Until a model that could not be served is tried again: files may have come to this host."""
 
 MOST_NAMES: Final = 64
 LONGEST_NAME: Final = 512
@@ -67,6 +70,7 @@ class Fleets:
         self._outside: dict[Run, WorkerCard] = {}
         self._namesakes: set[Run] = set()
         self._banned: dict[Run, CardError] = {}
+        self._unservable: dict[Hashable, BaseException] = {}
         self._look_at: set[Run] | None = None
         self._closed = False
         (Gauges() if gauges is None else gauges).add(self.refusals)
@@ -117,16 +121,24 @@ class Fleets:
             yield from each.notices()
 
     def give_up(self, fleet: Fleet, error: BaseException) -> None:
-        """A model can't be served: let its workers go, and take none of these runs again."""
-        for member in fleet.members:
-            card = member.card
-            why = CardModelError(
-                f"worker {card.worker_id} refused: its model {card.served_model_names[0]} can't be "
-                f"served here: {error}"
-            )
-            self._banned[member.run] = why
-            self.refusals.add(member.run, why, card)
+        """A model can't be served: refuse its workers until it is time to try again."""
+        model = _model_of(fleet.contract.first)
+        self._unservable[model] = error
+        asyncio.get_running_loop().call_later(RETRY_S, self._try_again, model)
+        cards = [member.card for member in fleet.members]
         fleet.give_up(str(error))
+        self._leave(fleet)
+        for card in cards:
+            self._present(card)
+
+    def _try_again(self, model: Hashable) -> None:
+        del self._unservable[model]
+        self._look_again(self._outside)
+
+    def _leave(self, fleet: Fleet) -> None:
+        if gone := self._here.pop(fleet, None):
+            self._leaving.append(fleet)
+            gone.set()
 
     def closed(self, fleet: Fleet) -> None:
         self._here.pop(fleet, None)
@@ -181,6 +193,7 @@ class Fleets:
         _check_names(card)
         fleet = self._fleet_for(card)
         self._outside[run] = card
+        self._check_servable(card)
         self._check_worker_id(run, card, fleet)
         if fleet is None:
             self._check_room(card)
@@ -195,6 +208,14 @@ class Fleets:
             self._here[made] = gone = asyncio.Event()
             logger.info("the first worker of model %s has come", card.served_model_names[0])
             self._came(made, gone)
+
+    def _check_servable(self, card: WorkerCard) -> None:
+        """Raises CardModelError for a model that could not be served a moment ago."""
+        if error := self._unservable.get(_model_of(card)):
+            raise CardModelError(
+                f"worker {card.worker_id} refused: its model {card.served_model_names[0]} can't be "
+                f"served here: {error}; it is tried again every {RETRY_S:g} s"
+            )
 
     def _fleet_for(self, card: WorkerCard) -> Fleet | None:
         if self._most is None:
@@ -245,15 +266,19 @@ class Fleets:
 
     def _look(self) -> None:
         wanted, self._look_at = self._look_at or set(), None
-        for fleet, gone in list(self._here.items()):
+        for fleet in self:
             if not len(fleet.members) and self._most is not None:
-                del self._here[fleet]
-                self._leaving.append(fleet)
                 logger.info("the last worker of model %s has left", fleet.names[0])
-                gone.set()
+                self._leave(fleet)
         for run, card in list(self._outside.items()):
             if run in wanted:
                 self._present(card)
+
+
+def _model_of(card: WorkerCard | None) -> Hashable:
+    """Return what loading a model depends on."""
+    assert card is not None, "a fleet has a card"
+    return (*card.served_model_names, card.model.model_dump_json(), card.output.model_dump_json())
 
 
 def _check_names(card: WorkerCard) -> None:

@@ -23,6 +23,7 @@ from frontend.http import History, Management, PoolingLimits, ReadinessGate, ope
 from frontend.models import Model, Models, Shared, operator_routers
 from frontend.router import Router, RouterSettings
 from frontend.workers import Contract, Fleet, Gauges, MediaSender, follow
+from frontend.workers import fleets as fleets_module
 from tests.fakes.fleet import Announcements, Worker, gone
 from tests.waiting import until
 
@@ -391,23 +392,40 @@ async def test_a_single_model_stays_and_refuses_the_workers_of_others(
     assert (await single.ask("alpha")).status_code == 503
 
 
-@pytest.mark.parametrize("error", [ConfigurationError("no such file"), KeyError("parser")])
-async def test_a_single_model_that_can_not_be_loaded_ends_the_frontend(
+@pytest.mark.parametrize(
+    "error", [ConfigurationError("no such file"), KeyError("parser"), ZeroDivisionError("by zero")]
+)
+async def test_a_single_model_that_can_not_be_loaded_is_refused_and_another_one_served(
     loads: Loads, single: Frontend, error: Exception
 ) -> None:
+    """One worker with a broken model ended the whole frontend."""
     loads.error = error
-    single.come("alpha")
-    with pytest.raises(ConfigurationError, match=str(error)):
-        await single.opening
+    cards = [single.come("alpha"), single.come("alpha")]
+    refusals = single.models.fleets.refusals
+    await until(lambda: len(refusals.by_worker()) == 2 and not list(single.models.fleets))
+    for card in cards:
+        assert str(error) in refusals.by_worker()[card.worker_id]
+    cards.append(single.come("alpha"))
+    await until(lambda: len(refusals.by_worker()) == 3)
+    loads.error = None
+    single.come("beta")
+    await until(lambda: single.serving() == ["beta"])
+    assert (await single.ask("beta")).json() == {"model": "beta"}
+    assert loads.asked == ["alpha", "beta"], "not again for each worker"
+    await single.opening
 
 
-async def test_a_mistake_in_loading_a_single_model_ends_the_frontend_too(
-    loads: Loads, single: Frontend
+async def test_a_model_that_could_not_be_loaded_is_tried_again(
+    loads: Loads, frontend: Frontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loads.error = ZeroDivisionError()
-    single.come("alpha")
-    with pytest.raises(ZeroDivisionError):
-        await single.opening
+    monkeypatch.setattr(fleets_module, "RETRY_S", 0.01)
+    loads.error = ConfigurationError("no such file")
+    frontend.come("alpha")
+    await until(lambda: len(loads.asked) > 2)
+    loads.error = None
+    await until(lambda: frontend.serving() == ["alpha"])
+    assert not frontend.models.fleets.refusals.by_worker()
+    assert (await frontend.ask("alpha")).json() == {"model": "alpha"}
 
 
 async def test_a_single_model_is_loaded_once_though_its_workers_leave_meanwhile(
@@ -418,5 +436,6 @@ async def test_a_single_model_is_loaded_once_though_its_workers_leave_meanwhile(
     await until(lambda: loads.loading)
     await single.leave(alpha)
     loads.may_end.set()
+    await until(lambda: single.serving() == ["alpha"])
     await single.opening
-    assert single.serving() == ["alpha"] and loads.asked == ["alpha"]
+    assert loads.asked == ["alpha"]

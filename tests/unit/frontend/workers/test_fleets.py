@@ -11,6 +11,7 @@ from common.discovery.base import CardPresent, CardRefused
 from common.errors import CardError, ConfigurationError, NoWorkerError
 from common.identity import Incarnation, WorkerId
 from common.request_plane.card import WorkerCard, WorkerState
+from frontend.workers import fleets as fleets_module
 from frontend.workers.members import Run
 from tests.fakes.fleet import City, Worker, gone
 from tests.waiting import until
@@ -193,7 +194,10 @@ async def test_worker_ids_are_of_all_models_together(city: City) -> None:
     assert city.connected(A) == {"a1"} and not city.fleets.refusals.reasons()
 
 
-async def test_a_model_that_can_not_be_loaded_leaves_nothing(city: City) -> None:
+async def test_a_model_that_can_not_be_loaded_leaves_nothing(
+    city: City, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleets_module, "RETRY_S", 0.5)
     card = await joined(city, A, "a0")
     fleet, is_gone = city.came[0]
     city.fleets.give_up(fleet, ConfigurationError("its files can't be read here"))
@@ -201,7 +205,7 @@ async def test_a_model_that_can_not_be_loaded_leaves_nothing(city: City) -> None
     await city.let_go(fleet)
     assert "files can't be read" in await refused(city, card)
     assert not list(city.fleets) and len(city.came) == 1
-    # Another run may be better.
+    # Later it may be better.
     city.news.say(gone(card))
     await until(lambda: not city.fleets.refusals.reasons())
     again = city.start("i9")
