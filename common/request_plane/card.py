@@ -36,6 +36,14 @@ Rank: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 16)]  # vLLM names engines 
 
 LONGEST_NAME = 128
 
+LONGEST_TEXT: Final = 1 << 14
+"""Characters of any other text on a card. All of them stand in sentences and logs."""
+
+Amount: TypeAlias = Annotated[int, Field(ge=0, le=1 << 40)]
+"""Of blocks, tokens or requests: no more than any machine has."""
+
+Positive: TypeAlias = Annotated[int, Field(gt=0, le=1 << 40)]
+
 _Member = TypeVar("_Member")
 
 _Listed: TypeAlias = Annotated[list[_Member], FailFast()]
@@ -63,7 +71,7 @@ def _shown(text: str) -> str:
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", str_max_length=LONGEST_TEXT)
 
 
 class _Version(BaseModel):
@@ -94,13 +102,13 @@ class ModelSettings(_Frozen):
     code_revision: str | None
     trust_remote_code: bool
     dtype: str
-    max_model_len: int = Field(gt=0)
+    max_model_len: Positive
     skip_tokenizer_init: bool
     hf_overrides: dict[str, JsonValue]
     config_format: str
     generation_config: str
     override_generation_config: dict[str, JsonValue]
-    max_logprobs: int
+    max_logprobs: int = Field(ge=-1, le=1 << 40)
     logprobs_mode: str
     return_sampling_mask: bool
     enable_trace_replay: bool
@@ -154,9 +162,9 @@ class CacheSettings(_Frozen):
         none_hash: hex digest that stands in for the parent of the first block.
     """
 
-    block_size: int = Field(gt=0)
+    block_size: int = Field(gt=0, le=1 << 20)
     hash_algorithm: str
-    none_hash: str = Field(pattern="^([0-9a-f]{2})+$")
+    none_hash: str = Field(pattern="^([0-9a-f]{2})+$", max_length=128)
     enable_prefix_caching: bool
 
 
@@ -189,9 +197,9 @@ class PrefixReuse(_Frozen):
 class Capacity(_Frozen):
     """How much one rank can do. Differs between workers without harm."""
 
-    num_blocks: int = Field(ge=0)
-    max_num_seqs: int = Field(gt=0)
-    max_num_batched_tokens: int = Field(gt=0)
+    num_blocks: Amount
+    max_num_seqs: Positive
+    max_num_batched_tokens: Positive
     encoder_cache_tokens: int = Field(ge=0, le=1 << 32)
 
 
@@ -202,14 +210,14 @@ class KvEventSource(_Frozen):
     endpoint: str
     replay_endpoint: str | None
     topic: str
-    buffer_steps: int = Field(ge=0)
+    buffer_steps: Amount
 
 
 class HostIdentity(_Frozen):
     """Where the worker runs, for people. Never used to decide on a transport."""
 
-    hostname: str
-    pid: int
+    hostname: str = Field(max_length=1024)
+    pid: Amount
 
 
 class WorkerState(StrEnum):

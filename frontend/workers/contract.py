@@ -6,7 +6,6 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from itertools import islice
 from typing import Any, Final, NamedTuple, cast
 
 import zmq
@@ -146,14 +145,14 @@ class Notice(NamedTuple):
 
 
 TELL_S: Final = 10.0  # between rounds; workers log each frontend once a minute
-MAX_TOLD: Final = 64  # workers a round
-_LEAVE_MS: Final = 2000  # how long messages have to leave
+LEAVE_S: Final = 0.5  # how long a message has to leave, before the next worker is told
 
 
 async def tell_refused(
     notices: Callable[[], Iterable[Notice]], frontend: str, key: FleetKey | None
 ) -> None:
-    """Tell refused workers why, for their logs, again and again until cancelled.
+    """Tell refused workers why, for their logs, one after the other, again and again until
+    cancelled.
 
     Args:
         notices: what is to be told now.
@@ -161,20 +160,20 @@ async def tell_refused(
     """
     codec: Codec[ToFrontend] = Codec(ToFrontend)
     while True:
-        if told := list(islice(notices(), MAX_TOLD)):
+        if told := [
+            each for each in notices() if key is not None or not leaves_host(each.endpoint)
+        ]:
             context = frontend_context(key)
             try:
                 for notice in told:
-                    if key is None and leaves_host(notice.endpoint):
-                        continue
                     reason = notice.reason.encode(errors="replace").decode()[:LONGEST_MESSAGE]
                     message = Refused(frontend, notice.run.incarnation, reason)
                     socket: Any = context.socket(zmq.DEALER, socket_class=cast(Any, zmq.Socket))
                     with suppress(zmq.ZMQError):  # the card names no place that can be reached
                         socket.connect(notice.endpoint)
                         socket.send_multipart(codec.encode(message), zmq.NOBLOCK)
-                    socket.close(linger=_LEAVE_MS)
-                await asyncio.sleep(_LEAVE_MS / 1000 + 0.5)  # or closing the context would wait
+                    await asyncio.sleep(LEAVE_S)
+                    socket.close(linger=0)
             finally:
                 context.destroy(linger=0)
         await asyncio.sleep(TELL_S)

@@ -57,6 +57,29 @@ def test_more_ranks_than_can_be_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("section", "field", "value"),
+    [
+        ("model", "max_model_len", 10**30),
+        ("model", "max_logprobs", 10**30),
+        ("model", "dtype", "x" * 20_000),
+        ("cache", "block_size", 1 << 40),
+        ("cache", "none_hash", "00" * 20_000),
+        ("capacity", "num_blocks", 10**30),
+        ("capacity", "max_num_seqs", 10**30),
+        ("capacity", "max_num_batched_tokens", 10**30),
+        ("host", "pid", 10**30),
+        ("host", "hostname", "x" * 20_000),
+    ],
+)
+def test_amounts_that_no_machine_has_are_refused(section: str, field: str, value: object) -> None:
+    raw = json.loads(make_card().to_json())
+    raw[section][field] = value
+    with pytest.raises(CardError, match=rf"{section}\.{field}") as caught:
+        WorkerCard.from_json(json.dumps(raw).encode())
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
     "change",
     [
         {"served_model_names": [1] * 16_000},

@@ -81,6 +81,25 @@ async def test_a_refused_worker_says_so_on_its_log(
         await asyncio.gather(telling, return_exceptions=True)
 
 
+async def test_each_refused_worker_is_told_however_many_there_are(
+    town: Town, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the first 64 were, at once; the others looked for their mistake in vain."""
+    monkeypatch.setattr(contract, "TELL_S", 0.05)
+    monkeypatch.setattr(contract, "LEAVE_S", 0.02)
+    for n in range(70):
+        odd = town.card(f"odd{n}", incarnation=f"i{n}", vllm_version="0.1.0")
+        town.news.say(CardPresent(odd.model_copy(update={"request_endpoint": "tcp://127.0.0.1:1"})))
+    town.news.say(CardPresent(town.card("last", vllm_version="0.1.0")))
+    await until(lambda: len(town.fleet.refusals.reasons()) == 71)
+    telling = asyncio.create_task(tell_refused(town.fleet.refusals.notices, "f", None))
+    try:
+        await until(lambda: "frontend f refuses this worker" in caplog.text)
+    finally:
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+
+
 async def test_a_card_of_which_anybody_may_be_the_author_tells_no_place(town: Town) -> None:
     town.news.say(CardPresent(town.card(fleet_key="0123456789abcdef")))
     await until(lambda: bool(town.fleet.refusals.reasons()))
