@@ -36,6 +36,7 @@ from common.observability.watchdog import measure_loop_delay
 from common.request_plane.fleet_sockets import REFUSALS, Gate, count_refusals
 from common.request_plane.loop_socket import Frame, LoopSocket
 from common.request_plane.protocol import (
+    MOST_SUBMIT_BYTES,
     PING_INTERVAL_S,
     PROTOCOL_VERSION,
     SESSION_TIMEOUT_S,
@@ -91,8 +92,18 @@ wait for ever: the session then begins without, and gets it when it is there."""
 
 YIELD_EVERY = 16  # messages read before others on the event loop get their turn
 
+MAX_SESSIONS = 1024
+"""Frontends at once, each process of one counted. Each is told of every change. As many more may be
+just coming; a frontend whose hello is dropped says it again."""
+
+MAX_SESSION_ASIDES = 2048
+"""Tasks aside for one frontend: refusals that wait for it to read, and offers under way."""
+
 MAX_FRAME_BYTES = 4 << 30
 """A frame holds at most one tensor of one media item. A sender of more is cut off."""
+
+
+class _TooLargeError(ProtocolError): ...
 
 
 class WorkerService:
@@ -117,6 +128,7 @@ class WorkerService:
         self._media_receiver = media_receiver
         self._loops: list[asyncio.Task[None]] = []
         self._asides: set[asyncio.Task[None]] = set()
+        self._opening: set[bytes] = set()
         self._ending: dict[Session, asyncio.Task[None]] = {}
         self._closed = False
         self._worker_id = worker_id
@@ -215,11 +227,15 @@ class WorkerService:
             if session is not None:
                 session.last_heard = time.monotonic()
             try:
+                if len(frames) > 1 and len(frames[1]) > MOST_SUBMIT_BYTES:
+                    raise _TooLargeError(f"it has {len(frames[1])} bytes beside its tensors")
                 message, media = self._codec.decode(frames)
                 await self._handle(address.bytes, session, message, media)
             except ProtocolError as error:
                 UNDECODABLE_MESSAGES.labels("worker").inc()
-                await self._not_understood(session, self._codec.about(frames), error)
+                large = isinstance(error, _TooLargeError)
+                about = About() if large else self._codec.about(frames)
+                await self._not_understood(session, about, error)
             except Exception:
                 # Our own mistake. Others go on, and this frontend must hear of it.
                 INTERNAL_ERRORS.labels("worker_session").inc()
@@ -238,13 +254,19 @@ class WorkerService:
     ) -> None:
         """Act on a message, without waiting for anybody: what takes time goes aside."""
         if isinstance(message, Hello):
-            self._aside(self._open_session(address, message))
+            if address not in self._opening and len(self._opening) < MAX_SESSIONS:
+                self._opening.add(address)
+                opening = self._aside(self._open_session(address, message))
+                opening.add_done_callback(lambda _: self._opening.discard(address))
             return
         if isinstance(message, Refused):
             self._absent.refused(message, self._incarnation)
             return
         if session is None:
             await self._send_now(address, Goodbye(NO_SESSION))
+            return
+        if session.asides >= MAX_SESSION_ASIDES:
+            await self._end_session(session, "it says more than this worker can answer")
             return
         match message:
             case Submit():
@@ -255,7 +277,7 @@ class WorkerService:
                     self._fail(session, message.request_id, f"there is no rank {message.rank}")
                     return
                 if refusal := self._refusal():
-                    self._aside(self._refuse(session, message.request_id, refusal))
+                    self._aside(self._refuse(session, message.request_id, refusal), session)
                     return
                 self._begin(session, message, media)
             case Supply():
@@ -269,11 +291,11 @@ class WorkerService:
             case Leave():
                 await self._end_session(session)
             case Offer():
-                self._aside(self._renew_offer(session, parse_offer(message.offer)))
+                self._aside(self._renew_offer(session, parse_offer(message.offer)), session)
             case Operate(number, operation):
-                self._aside(self._operations.answer(session, number, operation))
+                self._aside(self._operations.answer(session, number, operation), session)
             case AskFigures(number):  # and a Ping says no more than that it came
-                self._aside(self._metrics.tell(session, number))
+                self._aside(self._metrics.tell(session, number), session)
 
     async def _not_understood(
         self, session: Session | None, about: About, error: ProtocolError
@@ -332,12 +354,18 @@ class WorkerService:
         """A request was not taken. Without an Ack: one of its id may run and hold memory."""
         logger.warning("request %s refused: %s", request_id, reason)
         failed = Failed(request_id, FailureKind.PROTOCOL, sendable(reason))
-        self._aside(self._send(session, failed))
+        self._aside(self._send(session, failed), session)
 
-    def _aside(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Run what the loops must not wait for; what goes wrong there is counted."""
+    def _aside(
+        self, work: Coroutine[None, None, None], session: Session | None = None
+    ) -> asyncio.Task[None]:
+        """Run what the loops must not wait for; what goes wrong there is counted. It counts
+        against the session that asked for it, if one did."""
         task = asyncio.create_task(work)
         self._asides.add(task)
+        if session is not None:
+            session.asides += 1
+            task.add_done_callback(lambda _: session.aside_ended())
         task.add_done_callback(self._asides.discard)
         task.add_done_callback(partial(note_failure, "request plane aside"))
         return task
@@ -346,6 +374,10 @@ class WorkerService:
         if hello.version != PROTOCOL_VERSION:
             versions = f"version {hello.version}, this worker version {PROTOCOL_VERSION}"
             await self._send_now(address, Goodbye(f"frontend speaks request plane {versions}"))
+            return
+        if len(self._sessions) >= MAX_SESSIONS and address not in self._sessions:
+            full = f"this worker has {MAX_SESSIONS} frontends already"
+            await self._send_now(address, Goodbye(full))
             return
         try:
             offer = parse_offer(hello.offer)

@@ -31,6 +31,7 @@ class Session:
         last_heard: monotonic seconds.
         coming: what others sent here, of which it was not told yet; the oldest make way.
         telling: whether it is being told this worker's metrics.
+        asides: tasks aside that it caused and that have not ended.
         operating: its operations that are not answered yet.
         steps_told: when it was told last what steps add up to, in monotonic seconds.
         adapters_told: after which change of its adapters it was told them last.
@@ -47,11 +48,15 @@ class Session:
     requests: dict[RequestId, WorkerRequest] = field(default_factory=dict)
     renewing: asyncio.Lock = field(default_factory=asyncio.Lock)
     telling: bool = False
+    asides: int = 0
     operating: int = 0
     steps_told: float = -math.inf
     adapters_told: int = 0
     active_told: tuple[str, ...] | None = ()
     ended: bool = False
+
+    def aside_ended(self) -> None:
+        self.asides -= 1
 
     def untold(self, status: Status) -> None:
         """What it was to be told of was not sent, and is told with the next report."""

@@ -84,6 +84,9 @@ Moment: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 """Seconds since the epoch; neither infinite nor no number."""
 
 
+MOST_SUBMIT_BYTES = 64 << 20
+"""Of a message to a worker beside its tensors: a prompt of ten million tokens takes 50 MB."""
+
 MOST_NEW_BLOCKS = 256
 """Blocks of one prompt that are told ahead of KV events; a prefix is what the others need."""
 

@@ -43,6 +43,7 @@ from common.request_plane.operations import LONGEST_MESSAGE, Operation
 from common.request_plane.protocol import (
     MOST_OPERATIONS,
     MOST_POOLED_BYTES,
+    MOST_SUBMIT_BYTES,
     PING_INTERVAL_S,
     PROTOCOL_VERSION,
     SESSION_TIMEOUT_S,
@@ -272,7 +273,7 @@ class WorkerLink:
                 await self._send(msgspec.structs.replace(submit, shipments=shipments), frames)
             except ProtocolError as error:
                 raise UnsendableRequestError(
-                    f"a value of the request can't be given to a worker: {error.__cause__}"
+                    f"a value of the request can't be given to a worker: {error.__cause__ or error}"
                 ) from error
         try:
             while not ended:
@@ -477,6 +478,8 @@ class WorkerLink:
             # pyzmq would write by a pointer that is freed, and may be another socket's.
             raise WorkerLostError(f"the link to worker {self.card.worker_id} is closed")
         frames = self._codec.encode(message, media)
+        if len(frames[1]) > MOST_SUBMIT_BYTES:
+            raise ProtocolError(f"no worker takes {len(frames[1])} bytes beside tensors")
         try:
             if media and self._backlog.full:
                 raise zmq.Again

@@ -41,6 +41,7 @@ from common.request_plane.protocol import (
     Hello,
     Leave,
     Nack,
+    Offer,
     Output,
     Outputs,
     Ping,
@@ -661,10 +662,96 @@ async def test_hellos_that_overlap_leave_one_session_and_one_hold(plane: Plane) 
     await twice.say(hello)
     await twice.say(hello)
     await twice.hear(Welcome)
-    await twice.hear(Welcome)
     await until(lambda: len(plane.service._sessions) == 2 and not plane.service._ending)
     shm = plane.service._media_receiver._ends["shm"]
     assert isinstance(shm, ShmReceiver)
     holds = shm._attachments._holds
     assert list(holds.values()) == [2], "ours and theirs"
     twice.close()
+
+
+@only_shm
+async def test_a_flood_of_hellos_makes_one_task_for_each_frontend(
+    monkeypatch: pytest.MonkeyPatch, plane: Plane
+) -> None:
+    may_attach = asyncio.Event()
+    attached: list[TransferOffer] = []
+    attach = MediaReceiver.attach
+
+    async def slow(receiver: MediaReceiver, offer: TransferOffer) -> Any:
+        attached.append(offer)
+        await may_attach.wait()
+        return await attach(receiver, offer)
+
+    monkeypatch.setattr(MediaReceiver, "attach", slow)
+    flood = Raw(plane)
+    for _ in range(500):
+        await flood.say(Hello(PROTOCOL_VERSION, Incarnation("raw"), OFFER))
+    other = Raw(plane)
+    await other.say(Hello(PROTOCOL_VERSION, Incarnation("other"), OFFER))
+    await until(lambda: len(attached) == 2)
+    assert len(plane.service._asides) == 2
+    may_attach.set()
+    await other.hear(Welcome)
+    flood.close()
+    other.close()
+
+
+@only_shm
+async def test_more_frontends_than_a_worker_takes_are_told(
+    monkeypatch: pytest.MonkeyPatch, plane: Plane, raw: Raw
+) -> None:
+    monkeypatch.setattr(service_module, "MAX_SESSIONS", 2)  # the plane's own, and raw
+    late = Raw(plane)
+    await late.say(Hello(PROTOCOL_VERSION, Incarnation("late"), OFFER))
+    assert "2 frontends already" in (await late.hear(Goodbye)).reason
+    late.close()
+    plane.engine.script = never
+    await raw.say(submit("r"))
+    await until(lambda: plane.engine.running == 1)
+
+
+@only_shm
+async def test_a_flood_of_offers_ends_its_session_only(
+    monkeypatch: pytest.MonkeyPatch, plane: Plane, raw: Raw
+) -> None:
+    monkeypatch.setattr(service_module, "MAX_SESSION_ASIDES", 100)
+    may_attach = asyncio.Event()
+
+    async def slow(receiver: MediaReceiver, offer: TransferOffer) -> Any:
+        await may_attach.wait()
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(MediaReceiver, "attach", slow)
+    for _ in range(500):
+        await raw.say(Offer(OFFER))
+    assert "more than this worker can answer" in (await raw.hear(Goodbye)).reason
+    assert len(plane.service._asides) <= 100
+    may_attach.set()
+    await until(lambda: not plane.service._asides)
+    plane.engine.script = never
+    asking = asyncio.create_task(collect(plane.link.dispatch(submit("r"), [])))
+    await until(lambda: plane.engine.running == 1)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+
+
+@only_shm
+async def test_a_message_of_too_many_bytes_beside_tensors_ends_its_session_only(
+    monkeypatch: pytest.MonkeyPatch, plane: Plane, raw: Raw
+) -> None:
+    monkeypatch.setattr(service_module, "MOST_SUBMIT_BYTES", 1 << 16)
+    await raw.say(msgspec.structs.replace(submit("r"), prompt_token_ids=[1 << 20] * 40_000))
+    assert "bytes beside its tensors" in (await raw.hear(Goodbye)).reason
+    assert not plane.engine.running
+
+
+@only_shm
+async def test_a_request_that_no_worker_takes_is_not_sent(
+    monkeypatch: pytest.MonkeyPatch, plane: Plane
+) -> None:
+    monkeypatch.setattr(link, "MOST_SUBMIT_BYTES", 1 << 16)
+    large = msgspec.structs.replace(submit("r"), prompt_token_ids=[1 << 20] * 40_000)
+    with pytest.raises(UnsendableRequestError, match="bytes beside tensors"):
+        await collect(plane.link.dispatch(large, []))
+    assert plane.link.active_requests == 0
