@@ -80,6 +80,7 @@ THROUGH: Final[Mapping[str, str]] = {
     "frontend/processes/parent.py": "frontend/processes/test_parent.py",
     "frontend/processes/siblings.py": "frontend/processes/test_parent.py",
     "frontend/fetch/resolver.py": "frontend/fetch/test_http.py",
+    "frontend/fetch/processor_memory.py": "frontend/processing/test_processor_memory.py",
     "frontend/fetch/sound_limit.py": "frontend/fetch/test_decode.py",
     "frontend/fetch/video_limit.py": "frontend/fetch/test_decode.py",
     "frontend/media_processes/fork_server.py": "frontend/processing/test_hung_processes.py",

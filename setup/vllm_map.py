@@ -240,6 +240,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.multimodal.cache.base",
             "vllm.utils.cache",
         ),
+        "frontend/fetch/processor_memory.py": ("vllm.multimodal.processing",),
     },
     "fetching and decoding of media": {
         "frontend/fetch/connector.py": ("vllm.multimodal.media", "vllm.multimodal.media.video"),

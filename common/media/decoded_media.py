@@ -32,6 +32,18 @@ _MEDIA_ARGUMENTS: Final = frozenset(
 )
 """Names under which a Hugging Face processor takes media or text."""
 
+_SHAPES: Final = frozenset(
+    {"max_length", "merge_size", "pad_to_multiple_of", "patch_size", "temporal_patch_size"}
+)
+"""Options that pad media or text to any length, or cut pictures as no encoder takes them."""
+
+_MAX_OPTION: Final = 1 << 20
+_MAX_TILES: Final = 256
+"""Of InternVL and its like, which try all shapes of so many tiles in cubic time."""
+
+_COUNTED: Final = ("pixels", "edge")
+"""Endings of options that may be large: what comes of them is counted before it is made."""
+
 
 def check_decoded(modality: str, media: object) -> None:
     """Refuse media that are references, in any form in which vLLM has them.
@@ -45,10 +57,21 @@ def check_decoded(modality: str, media: object) -> None:
 
 
 def check_options(options: Mapping[str, object]) -> None:
-    """Refuse options of a processor that are media. Raises VLLMValidationError: one is; 400."""
+    """Refuse options of a processor that are media, or take memory or time without bounds.
+
+    Raises VLLMValidationError: one does; 400.
+    """
     for name, value in options.items():
         if name in _MEDIA_ARGUMENTS:
             raise VLLMValidationError(f"mm_processor_kwargs: {name} is no option of a processor")
+        if name in _SHAPES and value is not None:
+            raise VLLMValidationError(f"mm_processor_kwargs: {name} can't be set by a request")
+        most = _MAX_TILES if name.endswith("dynamic_patch") else _MAX_OPTION
+        numbers = value if isinstance(value, (list, tuple)) else [value]
+        if not name.endswith(_COUNTED) and any(
+            isinstance(each, (int, float)) and abs(each) > most for each in numbers
+        ):
+            raise VLLMValidationError(f"mm_processor_kwargs: {name} may be {most:,} at most")
         if isinstance(value, Mapping):
             check_options(value)
 

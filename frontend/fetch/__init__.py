@@ -7,6 +7,7 @@ from frontend.fetch.decoded import processing_weight, seconds_to_process
 from frontend.fetch.decoders import MISLED_DECODER_ERRORS, decode, limit_decoders
 from frontend.fetch.format_probe import FILM, PICTURE, SOUND, ProbedFormat, probe_formats
 from frontend.fetch.loader import MediaLoader
+from frontend.fetch.processor_memory import ProcessorMemory
 from frontend.fetch.settings import MediaSettings
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "MediaLoader",
     "MediaSettings",
     "ProbedFormat",
+    "ProcessorMemory",
     "RequestAllowance",
     "allow_media",
     "arrived",

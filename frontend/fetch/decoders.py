@@ -24,6 +24,7 @@ from common.media.formats import IMAGE_FORMATS, is_known_container, name_of, nam
 from common.vllm_compat.features import count_frames_with
 from frontend.fetch.content import Content
 from frontend.fetch.picture_limit import picture_pixels, said_by_pillow, too_many_pixels
+from frontend.fetch.processor_memory import limit_processors
 from frontend.fetch.sound_limit import (
     PROCESSOR_RATE,
     READABLE_SOUNDS,
@@ -64,13 +65,14 @@ somebody else made up leads them astray. vLLM would answer these with a 500."""
 
 
 def limit_decoders(policy: FetchPolicy) -> None:
-    """Tell decoders the largest picture, what they may open and how long they may count frames, for
-    the whole process.
+    """Tell decoders the largest picture, what they may open and how long they may count frames, and
+    processors their memory, for the whole process.
 
     Pillow and vLLM compare what a file's header says, before they decode; Pillow also does
     it for pictures inside of icons and other containers.
     """
     guard_decoders()
+    limit_processors(policy)
     limit_frames(max(policy.max_pixels, _SMALL_FRAME))
     count_frames_with(partial(count_frames, policy.decode_timeout_s))
     envs.VLLM_MAX_IMAGE_PIXELS = policy.max_pixels

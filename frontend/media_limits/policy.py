@@ -89,6 +89,10 @@ class FetchPolicy(BaseModel):
         description="most pixels decoded and held for all requests together, each of up to four "
         "bytes, and half as much for copies; what finds no room is answered with 429",
     )
+    max_processor_mb: Positive = Field(
+        2048.0,
+        description="most memory of the model's processor for one medium, which may enlarge it",
+    )
     decode_timeout_s: Positive = Field(
         120.0,
         description="how long one call may keep a thread, or a batch of media a process of "
@@ -127,6 +131,11 @@ class FetchPolicy(BaseModel):
     def max_request_pixels(self) -> int:
         """Most pixels decoded for one request."""
         return int(min(self.max_request_megapixels, self.decoding_megapixels) * 1_000_000)
+
+    @property
+    def max_processor_bytes(self) -> int:
+        """Most memory of a processor for one medium."""
+        return int(self.max_processor_mb * 2**20)
 
     @property
     def held_bytes(self) -> int:

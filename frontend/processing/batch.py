@@ -16,7 +16,7 @@ from vllm.utils.torch_utils import set_default_torch_num_threads
 from common.identity import MmHash
 from common.media.cache_partition import SHARED, Partition, hash_within
 from common.observability.log_lines import current_request
-from frontend.fetch import Content, processing_weight
+from frontend.fetch import Content, ProcessorMemory, processing_weight
 from frontend.processing.errors import said_by_processor
 
 Processor: TypeAlias = BaseMultiModalProcessor[Any]
@@ -148,7 +148,7 @@ def _runs(decoded: Sequence[Any]) -> Iterator[Sequence[Any]]:
 
 def _run(processor: Processor, batch: Batch, decoded: Sequence[Any]) -> list[Processed]:
     inputs = inputs_of(processor, batch.modality, decoded, batch.options)
-    with set_default_torch_num_threads(), said_by_processor():
+    with set_default_torch_num_threads(), said_by_processor(), ProcessorMemory(processor):
         result = processor._apply_hf_processor(inputs, TimingContext(enabled=False))
     return [
         Processed(hash_within(MmHash(mm_hash), batch.partition), item, updates)

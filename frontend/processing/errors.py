@@ -83,6 +83,9 @@ def said_by_processor() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
+        for each in causes(error):
+            if isinstance(each, RefusedError):
+                raise each from None
         if not str(error).startswith(_VLLMS) or error.__cause__ is None:
             raise
         cause = error.__cause__

@@ -31,7 +31,7 @@ from common.vllm_compat.renderer_patches import (
     MediaProcess,
     patch_renderer,
 )
-from frontend.fetch import seconds_to_process
+from frontend.fetch import ProcessorMemory, seconds_to_process
 from frontend.processing.batch import MediaOptions, Processed
 from frontend.processing.errors import NoPlaceError, said_by_processor
 from frontend.processing.prompt_media import ByPlace, MediaData, listed
@@ -139,6 +139,7 @@ class RendererProcessing:
         self._cache = StoreCache(store)
         self._hashing = _Hashing()
         self._by_vllm = renderer._process_multimodal
+        self._processor = renderer.get_mm_processor()
         self._executor = renderer._mm_executor
 
     def take_over(self, runs: HfProcessorRuns, process: MediaProcess) -> None:
@@ -240,6 +241,7 @@ class RendererProcessing:
             self._cache.request(named.values()),
             _placing(),
             said_by_processor(),
+            ProcessorMemory(self._processor, sum(map(len, map(listed, mm_data.values())))),
         ):
             return self._by_vllm(prompt, mm_data, _names(mm_data, named), *options)
 

@@ -34,7 +34,7 @@ OPEN_NOTHING = {
         --log-level --max-body-mb --max-choices --max-connections --max-inflight --max-log-len
         --max-models --max-pooling-inputs --media-cache-mb --media-decode-timeout
         --media-decoding-megapixels --media-held-mb --media-max-mb --media-max-per-request
-        --media-max-pixels --media-max-request-mb
+        --media-max-pixels --media-max-processor-mb --media-max-request-mb
         --media-max-request-megapixels --media-timeout --migration-limit
         --mm-arena-gb --mm-processor-cache-gb --nvtx --output-timeout
         --pooling-memory-mb --port --preprocess-workers --processes

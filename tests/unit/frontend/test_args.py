@@ -101,7 +101,8 @@ PER_REQUEST = {
     "max_body_mb", "key_share", "body_timeout_s", "send_timeout_s",
     "max_pooling_inputs",
     "allow_private", "timeout_s", "max_mb", "max_pixels",
-    "max_per_request", "max_request_mb", "max_request_megapixels", "decode_timeout_s",
+    "max_per_request", "max_request_mb", "max_request_megapixels", "max_processor_mb",
+    "decode_timeout_s",
     "allowed_domains", "local_root", "rules",
 }  # fmt: skip
 """What is of one request, one connection or one medium, or a share itself."""

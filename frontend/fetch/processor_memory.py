@@ -1,0 +1,129 @@
+"""Limit on the memory of a model's processor, counted before the processor enlarges media.
+
+A processor enlarges small frames to the least pixels that its model sees: 1,000 frames of 64x64
+took 3 GB. Options of a request may ask for any size.
+"""
+
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, Final, Self
+
+import torch
+from PIL import Image
+from torch.overrides import TorchFunctionMode
+from vllm.multimodal.processing import BaseMultiModalProcessor
+
+from frontend.media_limits import MIB, FetchPolicy, RefusedError
+
+_FLOAT_BYTES: Final = 13
+"""Of each value of an enlarged medium: bytes, floats, patches of floats, and these together for
+all media. Measured: 12.2 to 13.0 with Qwen2-VL's and Qwen2.5-Omni's processors."""
+
+_INTEGER_BYTES: Final = 4
+"""The same where the engine normalizes pixels (``--mm-device-do-normalize``): 3.0 to 3.6."""
+
+_PIL_RESIZE: Final = Image.Image.resize
+
+
+class _Threads(threading.local):
+    """What each thread counts for, if it runs a processor."""
+
+    memory: "ProcessorMemory | None" = None
+
+
+_THREADS: Final = _Threads()
+
+
+class ProcessorMemory(TorchFunctionMode):
+    """Counts what a processor makes of media in the thread that enters it.
+
+    PyTorch's and Pillow's functions that enlarge media raise RefusedError where the sum would be
+    more than the limit.
+    """
+
+    limit: int = FetchPolicy().max_processor_bytes
+
+    def __init__(self, processor: BaseMultiModalProcessor[Any], media: int = 1) -> None:
+        """
+        Args:
+            media: the processor runs for so many at once, each of which has the limit.
+        """
+        super().__init__()
+        config = processor.info.ctx.model_config.get_multimodal_config()
+        self._for_value = _INTEGER_BYTES if config.mm_device_do_normalize else _FLOAT_BYTES
+        self._limit = self.limit * media
+        self._taken = 0
+
+    def take(self, values: float) -> None:
+        """Count numbers that are about to be made. Raises RefusedError: they are too many."""
+        self._taken += int(values) * self._for_value
+        if self._taken > self._limit:
+            raise RefusedError(
+                f"the model's processor would take {self._taken // MIB:,} MiB for it: at most "
+                f"{self._limit // MIB:,} MiB are allowed (--media-max-processor-mb), so send fewer "
+                "or smaller frames, or ask for a smaller size"
+            )
+
+    def __enter__(self) -> Self:
+        _THREADS.memory = self
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        _THREADS.memory = None
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if (reckon := _RECKONED.get(func)) is not None:
+            self.take(reckon(*args, **kwargs))
+        return func(*args, **kwargs)
+
+
+def limit_processors(policy: FetchPolicy) -> None:
+    """Tell the processors of this process the most memory for a medium. May be called twice."""
+    ProcessorMemory.limit = policy.max_processor_bytes
+    Image.Image.resize = _resize  # type: ignore[method-assign] # one for all pictures
+
+
+@wraps(_PIL_RESIZE)
+def _resize(self: Image.Image, size: Any, *args: Any, **kwargs: Any) -> Image.Image:
+    if _THREADS.memory is not None:
+        _THREADS.memory.take(math.prod(size) * len(self.getbands()))
+    return _PIL_RESIZE(self, size, *args, **kwargs)
+
+
+def _interpolated(
+    input: torch.Tensor, size: Any = None, scale_factor: Any = None, *_: Any, **__: Any
+) -> float:
+    """Return how many values an enlarged tensor has, whose last sides are those of a picture."""
+    sides = input.dim() - 2
+    if size is None:
+        return input.numel() * math.prod(_each(scale_factor or 1, sides))
+    return input.shape[:2].numel() * math.prod(_each(size, sides))
+
+
+def _padded(input: torch.Tensor, pad: Sequence[int], *_: Any, **__: Any) -> float:
+    """Return how many values a tensor gets at its borders."""
+    shape = list(input.shape)
+    for index, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=False)):
+        shape[-1 - index] += before + after
+    return max(0, math.prod(shape) - input.numel())
+
+
+def _each(value: Any, sides: int) -> Sequence[float]:
+    return value if isinstance(value, Sequence) else [value] * sides
+
+
+_RECKONED: Final[Mapping[Callable[..., Any], Callable[..., float]]] = {
+    torch.nn.functional.interpolate: _interpolated,
+    torch.nn.functional.pad: _padded,
+}

@@ -1,0 +1,132 @@
+"""A processor that would enlarge media beyond its memory stops before it does."""
+
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from vllm.exceptions import VLLMValidationError
+from vllm.renderers import BaseRenderer
+
+from common.media.decoded_media import check_options
+from common.vllm_compat.renderer_patches import HfProcessorRuns, patch_renderer
+from frontend.fetch.processor_memory import ProcessorMemory, limit_processors
+from frontend.media_limits.errors import RefusedError
+from frontend.media_limits.policy import FetchPolicy
+from frontend.processing.batch import Batch, MediaOptions, Processed, process
+from frontend.processing.renderer import build_renderer
+from tests.fakes.cards import make_card
+from tests.families.makers import MAKERS
+
+HUGE = 10**9
+
+
+@pytest.fixture(scope="module", params=["qwen2_5_omni", "intern_vl_chat", "llava"])
+def renderer(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    serve_args: Namespace,
+) -> Iterator[BaseRenderer]:
+    """Of a family that enlarges by PyTorch, one that does by Pillow, and one of fixed size."""
+    path = tmp_path_factory.mktemp(request.param)
+    MAKERS[request.param]().save(path)
+    model = {"model": str(path), "tokenizer": str(path), "trust_remote_code": True}
+    args = Namespace(**{**vars(serve_args), "trust_remote_code": True})
+    made = build_renderer(make_card(model={**model, "mm_device_do_normalize": False}), args)
+    patch_renderer(made, runs=HfProcessorRuns(side="frontend", worker_id=None))
+    yield made
+    made.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def limited() -> Iterator[None]:
+    limit_processors(FetchPolicy(max_processor_mb=64))
+    yield
+    limit_processors(FetchPolicy())
+
+
+def run(
+    renderer: BaseRenderer, modality: str, medium: Any, options: dict[str, object]
+) -> list[Processed]:
+    batch = Batch(modality, [], MediaOptions(options, {}))
+    return process(renderer.get_mm_processor(), batch, [medium])
+
+
+def picture(side: int = 64) -> Image.Image:
+    return Image.new("RGB", (side, side))
+
+
+def film(frames: int) -> Any:
+    told = {
+        "fps": 2.0,
+        "duration": frames / 2,
+        "total_num_frames": frames,
+        "frames_indices": list(range(frames)),
+        "video_backend": "opencv",
+        "do_sample_frames": False,
+    }
+    return np.zeros((frames, 64, 64, 3), np.uint8), told
+
+
+def name_of(renderer: BaseRenderer) -> str:
+    return str(renderer.model_config.hf_config.model_type)
+
+
+def test_a_picture_of_any_size_fits(renderer: BaseRenderer) -> None:
+    assert run(renderer, "image", picture(3000), {})
+
+
+def test_a_picture_is_not_enlarged_beyond_the_limit(renderer: BaseRenderer) -> None:
+    size: dict[str, dict[str, object]] = {
+        "llava": {"size": {"height": 50_000, "width": 50_000}},
+        "qwen2_5_omni": {"size": {"shortest_edge": HUGE, "longest_edge": 2 * HUGE}},
+    }
+    if (options := size.get(name_of(renderer))) is None:
+        return
+    sentence = r"take [\d,]+ MiB for it: at most 64 MiB are allowed \(--media-max-processor-mb\)"
+    with pytest.raises(RefusedError, match=sentence):
+        run(renderer, "image", picture(), options)
+    assert run(renderer, "image", picture(), {}), "what was counted is forgotten"
+
+
+def test_many_small_frames_are_refused(renderer: BaseRenderer) -> None:
+    if name_of(renderer) == "llava":
+        return
+    size = {"shortest_edge": 128 * 28 * 28, "longest_edge": 768 * 28 * 28}
+    options: dict[str, object] = {"size": size} if name_of(renderer) == "qwen2_5_omni" else {}
+    assert run(renderer, "video", film(8), options)
+    with pytest.raises(RefusedError, match="--media-max-processor-mb"):
+        run(renderer, "video", film(2000), options)
+
+
+def test_nothing_is_counted_outside_of_a_processor(renderer: BaseRenderer) -> None:
+    with ProcessorMemory(renderer.get_mm_processor()), pytest.raises(RefusedError):
+        picture().resize((20_000, 20_000))
+    assert picture().resize((5_000, 5_000)).width == 5_000
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_length": 9},
+        {"text_kwargs": {"pad_to_multiple_of": 2}},
+        {"temporal_patch_size": 9},
+        {"num_frames": HUGE},
+        {"fps": float("inf")},
+        {"crop_size": {"height": HUGE}},
+        {"image_size": [HUGE, 1]},
+        {"max_dynamic_patch": 1000},
+    ],
+)
+def test_an_option_without_bounds_is_refused(options: dict[str, object]) -> None:
+    with pytest.raises(VLLMValidationError, match="mm_processor_kwargs"):
+        check_options(options)
+
+
+def test_usual_options_are_taken() -> None:
+    check_options(
+        {"max_pixels": 12_845_056, "size": {"longest_edge": 25_165_824}, "fps": 2.5, "a": "b"}
+    )
+    check_options({"max_dynamic_patch": 12, "use_audio_in_video": True, "max_length": None})
