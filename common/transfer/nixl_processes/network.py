@@ -20,6 +20,9 @@ _OF_GPUS: Final = "cuda_copy"
 """On a host with an NVIDIA GPU, NIXL refuses to start without this transport, even where all GPUs
 are hidden from it, as they are here: then it does nothing, of which UCX and NIXL warn."""
 
+_IGNORED: Final = frozenset(("cuda", "cuda_copy", "cuda_ipc", "gdr_copy"))
+"""Operators who name these mean the memory of GPUs, of which none is read here."""
+
 _HARDWARE: Final = ("ib",)  # UCX's name for all that goes through an RDMA device
 
 
@@ -101,12 +104,13 @@ class NixlNetwork:
         if not self.narrowed_to:
             return tuple(allowed)
         names = {*allowed, *(_HARDWARE_NAMES if "ib" in allowed else ())}
-        if unknown := set(self.narrowed_to) - names:
+        wanted = [name for name in self.narrowed_to if name not in _IGNORED]
+        if unknown := set(wanted) - names:
             raise ConfigurationError(
                 f"UCX_TLS names {', '.join(sorted(unknown))}, but NIXL may use only "
                 f"{', '.join(allowed)} here: TCP takes --nixl-allow-tcp, RDMA --nixl-interface"
             )
-        return tuple(dict.fromkeys(("self", *self.narrowed_to)))
+        return tuple(dict.fromkeys(("self", *wanted)))
 
     def environment(self, given: Mapping[str, str], search_path: list[str]) -> dict[str, str]:
         """All that a process which holds an agent gets to know of its environment: what UCX, NIXL

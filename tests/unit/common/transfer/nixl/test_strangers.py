@@ -479,6 +479,7 @@ def test_what_cannot_be_had_is_said(make_arena: MakeArena) -> None:
         (NixlNetwork("mlx5_0:1"), "self,ib", "mlx5_0:1"),
         (NixlNetwork("eth0", allow_tcp=True), "self,ib,tcp", "eth0"),
         (NixlNetwork("mlx5_0:1", narrowed_to=narrowed("rc, dc")), "self,rc,dc", "mlx5_0:1"),
+        (NixlNetwork("mlx5_0:1", narrowed_to=narrowed("rc,cuda_copy")), "self,rc", "mlx5_0:1"),
         (NixlNetwork(narrowed_to=narrowed("all")), "self,posix,cma", "lo"),
     ],
 )
@@ -499,6 +500,7 @@ def test_only_within_a_host_is_it_known_who_can_write_to_memory_that_is_read_to(
     assert TCP.leaves_user
     assert NixlNetwork("mlx5_0:1").leaves_user
     assert NixlNetwork("eth0", allow_tcp=True, narrowed_to=("tcp",)).leaves_user
+    assert not NixlNetwork(narrowed_to=("posix", "cuda_copy")).leaves_user
 
 
 @pytest.mark.parametrize("ucx_tls", ["tcp", "self,tcp", "rc", "^cma", "sysv", "sm,tcp"])
