@@ -13,8 +13,6 @@ from vllm import AsyncEngineArgs
 from backend_worker.engine.adapters import Adapters, read_adapter
 from common.cli.command_line import WORKER, CommandLine, ConfigSettings, flags_of, read_command_line
 from common.cli.flag_settings import FlagSettings, Given
-from common.cli.flag_table import Command, make_table
-from common.cli.known_flags import KnownFlags
 from common.cli.process_settings import ProcessSettings
 from common.cli.settings_summary import summary
 from common.cli.vllm_command_line import VllmParser, pass_level_on, read_vllms
@@ -99,14 +97,6 @@ ABOUT: Final = (
     "the model may also be given by --model."
 )
 
-FIRST: Final = (
-    "--served-model-name", "--max-model-len", "--gpu-memory-utilization",
-    "--tensor-parallel-size", "--data-parallel-size", "--limit-mm-per-prompt",
-    "--worker-id", "--worker-host", "--worker-port", "--discovery",
-    "--fleet-key-file",
-)  # fmt: skip
-"""Flags that people need first, in the order of the help."""
-
 
 @dataclass(frozen=True)
 class WorkerArgs:
@@ -165,19 +155,6 @@ def parse(argv: list[str]) -> WorkerArgs:
         parser.exit(error.exit_status, f"{parser.prog}: error: {error}\n")
     except (ConfigurationError, OSError, ValueError) as error:
         parser.error(" ".join(str(error).split()))
-
-
-def known_flags() -> KnownFlags:
-    """Return what is known of this command line without vLLM."""
-    command = Command(
-        "mmrouter-worker",
-        PROG,
-        "MODEL [flags]",
-        ABOUT,
-        FIRST,
-        model=True,
-    )
-    return make_table(command, GROUPS, add_vllms, refusal_at_worker)
 
 
 def add_vllms(parser: VllmParser) -> None:

@@ -6,7 +6,6 @@ from argparse import Namespace
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final
 
-import msgspec
 from pydantic import Field
 from vllm import envs
 from vllm.exceptions import VLLMError
@@ -19,8 +18,6 @@ from common.cli.command_line import (
     read_command_line,
 )
 from common.cli.flag_settings import FlagSettings, Given
-from common.cli.flag_table import Command, make_table
-from common.cli.known_flags import KnownFlags
 from common.cli.process_settings import ProcessSettings
 from common.cli.settings_summary import summary
 from common.cli.vllm_command_line import VllmParser, pass_level_on, read_vllms
@@ -34,7 +31,7 @@ from common.transfer.settings import NixlSettings, TransferSettings
 from common.transfer.transports import TransferMode
 from common.vllm_compat.features import server_arguments
 from frontend.fetch import CONNECTOR_NAME, MediaSettings
-from frontend.http import AccessKeys, HttpSettings, KeySettings, check_parsers, parser_names
+from frontend.http import AccessKeys, HttpSettings, KeySettings, check_parsers
 from frontend.processes import Plan, ProcessesSettings
 from frontend.processing import ArenaSettings, PreprocessSettings
 from frontend.request import FaultSettings
@@ -85,13 +82,6 @@ ABOUT: Final = (
     "An OpenAI endpoint in front of vLLM workers. Every API server flag of `vllm serve` is "
     "accepted too; model and engine settings come from the workers."
 )
-
-FIRST: Final = (
-    "--host", "--port", "--discovery", "--fleet-key-file", "--api-key-file",
-    "--ssl-certfile", "--ssl-keyfile", "--router-mode", "--processes", "--enable-auto-tool-choice",
-    "--tool-call-parser",
-)  # fmt: skip
-"""Flags that people need first, in the order of the help."""
 
 VLLMS_DEFAULTS: Final[dict[str, object]] = {
     "host": "127.0.0.1",
@@ -195,20 +185,6 @@ def parse(argv: list[str]) -> FrontendArgs:
         )
     except (ConfigurationError, TypeError, ValueError, OSError, VLLMError) as error:
         parser.error(str(error))
-
-
-def known_flags() -> KnownFlags:
-    """Return what is known of this command line without vLLM."""
-    command = Command(
-        "mmrouter-frontend",
-        PROG,
-        "[flags]",
-        ABOUT,
-        FIRST,
-        {"--check": "say what this machine can serve with the other flags, without serving"},
-    )
-    table = make_table(command, GROUPS, server_arguments().make_arg_parser, refusal_at_frontend)
-    return msgspec.structs.replace(table, parsers=parser_names())
 
 
 def _serve_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Given]]:

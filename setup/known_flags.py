@@ -6,23 +6,64 @@ With ``--check`` it writes none, and ends with status 1 if they would be others.
 """
 
 import sys
+from typing import Final
 
 import msgspec
 
 from common.cli.known_flags import KnownFlags, file_of
 from common.vllm_compat.preflight import use_cpu_only
 
+# Flags that people need first, in the order of the help.
+_FRONTEND_FIRST: Final = (
+    "--host", "--port", "--discovery", "--fleet-key-file", "--api-key-file",
+    "--ssl-certfile", "--ssl-keyfile", "--router-mode", "--processes", "--enable-auto-tool-choice",
+    "--tool-call-parser",
+)  # fmt: skip
+_WORKER_FIRST: Final = (
+    "--served-model-name", "--max-model-len", "--gpu-memory-utilization",
+    "--tensor-parallel-size", "--data-parallel-size", "--limit-mm-per-prompt",
+    "--worker-id", "--worker-host", "--worker-port", "--discovery",
+    "--fleet-key-file",
+)  # fmt: skip
+
 
 def tables() -> dict[str, KnownFlags]:
     """Return what the files have to say, by command."""
     use_cpu_only()
     sys.argv = ["known_flags", "--help"]  # or vLLM leaves out what its flags are for
-    import backend_worker.args
-    import frontend.args
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
 
+    import backend_worker.args as worker
+    import frontend.args as frontend
+    from setup.flag_table import Command, make_table
+
+    front = make_table(
+        Command(
+            "mmrouter-frontend",
+            frontend.PROG,
+            "[flags]",
+            frontend.ABOUT,
+            _FRONTEND_FIRST,
+            {"--check": "say what this machine can serve with the other flags, without serving"},
+        ),
+        frontend.GROUPS,
+        frontend.server_arguments().make_arg_parser,
+        frontend.refusal_at_frontend,
+    )
+    parsers = {
+        "--tool-call-parser": sorted(ToolParserManager.list_registered()),
+        "--reasoning-parser": sorted(ReasoningParserManager.list_registered()),
+    }
+    usage = "MODEL [flags]"
     return {
-        "frontend": frontend.args.known_flags(),
-        "worker": backend_worker.args.known_flags(),
+        "frontend": msgspec.structs.replace(front, parsers=parsers),
+        "worker": make_table(
+            Command("mmrouter-worker", worker.PROG, usage, worker.ABOUT, _WORKER_FIRST, model=True),
+            worker.GROUPS,
+            worker.add_vllms,
+            worker.refusal_at_worker,
+        ),
     }
 
 

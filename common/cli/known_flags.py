@@ -2,8 +2,7 @@
 flags that do not exist.
 
 Help, completion scripts and the names of all flags stand in a file, one for each command and
-supported version of vLLM. ``setup/known_flags.py`` makes the files; :mod:`common.cli.flag_table`
-says how.
+supported version of vLLM. ``setup/known_flags.py`` makes the files.
 """
 
 import importlib.util

@@ -15,7 +15,7 @@ from frontend.http.server.pooling import PoolingLimits, limit_pooling
 from frontend.http.server.readiness_gate import ReadinessGate, graceful_shutdown
 from frontend.http.server.request_ids import name_request, trace
 from frontend.http.server.serving_threads import tokenize_scores_aside, watch_speech
-from frontend.http.server.tools import check_parsers, parser_names
+from frontend.http.server.tools import check_parsers
 from frontend.http.server.uvicorn_server import (
     Server,
     attainable_files,
@@ -65,7 +65,6 @@ __all__ = [
     "operate_routes",
     "operator_app",
     "page_routes",
-    "parser_names",
     "queues",
     "raise_file_limit",
     "replace_engine_routes",

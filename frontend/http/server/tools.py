@@ -24,14 +24,6 @@ _REMEDY: Final = (
 )
 
 
-def parser_names() -> dict[str, list[str]]:
-    """Return what vLLM itself has, by flag."""
-    return {
-        "--tool-call-parser": sorted(ToolParserManager.list_registered()),
-        "--reasoning-parser": sorted(ReasoningParserManager.list_registered()),
-    }
-
-
 def check_parsers(args: Namespace) -> None:
     """Look the parsers of vLLM's API server arguments up.
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import pytest
 
-from common.cli.mmrouter import show_status
+from common.launcher.status import show_status
 from tests.unit.frontend.http.views import gone, view
 
 KEY = "the-key-of-admins"

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+import shtab
+
 from common.cli.flag_settings import FlagSettings, add_all
 from common.cli.known_flags import KnownFlags
 from common.cli.vllm_command_line import VllmParser
@@ -168,8 +170,6 @@ def _add_plain(group: argparse._ArgumentGroup, action: argparse.Action) -> None:
 def _script(
     command: Command, actions: Iterable[argparse.Action], own: dict[str, str], shell: str
 ) -> str:
-    import shtab  # where tables are made only
-
     merged = argparse.ArgumentParser(command.name, add_help=False, allow_abbrev=False)
     for flag, text in own.items():
         if flag == "--completion":

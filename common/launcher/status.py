@@ -1,0 +1,161 @@
+"""``mmrouter status``: the workers that a running frontend knows, as a table."""
+
+import argparse
+import os
+import ssl
+import sys
+import time
+from collections.abc import Sequence
+from http.client import HTTPException
+from pathlib import Path
+from typing import Final, TypeVar
+from urllib.error import HTTPError, URLError
+from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
+
+import msgspec
+
+_Answer = TypeVar("_Answer")
+
+_TIMEOUT_S: Final = 10.0
+_COLUMNS: Final = ("WORKER", "MODEL", "HEALTH", "RUNNING", "WAITING", "KV CACHE", "MEDIA", "VIA")
+
+
+class _Worker(msgspec.Struct):
+    """What is printed of ``/mmrouter/workers``."""
+
+    worker_id: str
+    model: str
+    state: str
+    connected: bool
+    gone_at: float | None
+    gone_reason: str
+    circuit: str
+    circuit_reason: str
+    drained: bool
+    condition: str | None
+    transport: str | None
+    running: int | None
+    waiting: int | None
+    kv_usage: float | None
+    media: int
+
+    @property
+    def health(self) -> str:
+        if self.gone_at is not None:
+            passed = (time.time() - self.gone_at) / 60
+            return f"{'left' if self.state == 'left' else 'lost'} {passed:.0f} min ago"
+        if not self.connected:
+            return "not connected"
+        if self.drained:
+            return "drained"
+        if self.condition not in (None, "serving"):
+            return str(self.condition)
+        if self.circuit != "closed":
+            return f"ejected: {self.circuit_reason}" if self.circuit == "open" else "on trial"
+        return "healthy" if self.condition else "joining"
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        usage = "" if self.kv_usage is None else f"{self.kv_usage:.0%}"
+        numbers = ("" if each is None else str(each) for each in (self.running, self.waiting))
+        return (
+            self.worker_id, self.model, self.health, *numbers, usage, str(self.media),
+            self.transport or "",
+        )  # fmt: skip
+
+
+class _Refused(msgspec.Struct):
+    """What is printed of ``/mmrouter/workers/refused``."""
+
+    worker_id: str
+    reason: str
+
+
+def show_status(argv: Sequence[str]) -> int:
+    """Print the table. Return 0 if a worker is healthy, 1 if none is, 2 if nobody told."""
+    parser = argparse.ArgumentParser(
+        "mmrouter status", description="Print the workers that a running frontend knows."
+    )
+    parser.add_argument(
+        "--url", default="http://127.0.0.1:8000", help="of the frontend (default %(default)s)"
+    )
+    parser.add_argument(
+        "--admin-key-file",
+        type=Path,
+        default=os.environ.get("MMROUTER_ADMIN_KEY_FILE"),
+        metavar="FILE",
+        help="its first key is shown; needed where the frontend has one",
+    )
+    parser.add_argument(
+        "--ca-file", metavar="FILE", help="certificate that signed the frontend's, if not public"
+    )
+    found = parser.parse_args(argv)
+    try:
+        asking = _Asking(found.url, _first_key(found.admin_key_file), found.ca_file)
+        workers = asking.get("/mmrouter/workers", list[_Worker])
+        refused = asking.get("/mmrouter/workers/refused", list[_Refused])
+    except HTTPError as error:
+        said = error.read(2000).decode(errors="replace")
+        print(_printable(f"{found.url} answers {error.code}: {said}"), file=sys.stderr)
+        return 2
+    except (OSError, HTTPException, ValueError, msgspec.DecodeError) as error:
+        reason = error.reason if isinstance(error, URLError) else error
+        said = f"no frontend of mmrouter answers at {found.url}: {reason}"
+        print(_printable(said), file=sys.stderr)
+        return 2
+    print(_table([_COLUMNS, *(each.row for each in workers)]) if workers else "no workers")
+    for one in refused:
+        print(_printable(f"refused: {one.worker_id}: {one.reason}"))
+    for each in workers:
+        if each.gone_at is not None:
+            print(_printable(f"{each.health}: {each.worker_id}: {each.gone_reason}"))
+    return 0 if any(each.health == "healthy" for each in workers) else 1
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """An admin key goes to the frontend that was named alone; urllib would take it elsewhere."""
+
+    def redirect_request(self, *_: object) -> None:
+        """See urllib."""
+
+
+class _Asking:
+    """Requests to one frontend."""
+
+    def __init__(self, url: str, key: str | None, ca_file: str | None) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError("a URL starts with http:// or https://")
+        self._url = url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        tls = ssl.create_default_context(cafile=ca_file)
+        self._opener = build_opener(HTTPSHandler(context=tls), _NoRedirects())
+
+    def get(self, path: str, kind: type[_Answer]) -> _Answer:
+        asked = Request(self._url + path, headers=self._headers)
+        with self._opener.open(asked, timeout=_TIMEOUT_S) as answer:
+            return msgspec.json.decode(answer.read(), type=kind)
+
+
+def _first_key(path: Path | None) -> str | None:
+    text = "" if path is None else path.read_text()
+    lines = map(str.strip, text.splitlines())
+    return next((line for line in lines if line and not line.startswith("#")), None)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    rows = [[_printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _printable(text: str) -> str:
+    """Return text that does nothing to a terminal, whoever wrote it."""
+    return "".join(each if each.isprintable() else "?" for each in text)
+
+
+if __name__ == "__main__":
+    sys.exit(show_status(sys.argv[1:]))
