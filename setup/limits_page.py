@@ -11,6 +11,7 @@ from frontend.gate.body_gate import MAX_BRACKETS, MAX_COMMAS
 from frontend.gate.fields import FIELDS, KINDS, MAX_FIELDS, NESTED, UNKNOWN, Limit
 from frontend.gate.forms import MAX_HEAD_BYTES, MAX_PARTS, MAX_TEXT_BYTES
 from frontend.gate.judge import (
+    MAX_COPIED,
     MAX_LABELS,
     MAX_SHARED,
     NOT_FROM_CLIENTS,
@@ -19,7 +20,7 @@ from frontend.gate.judge import (
     VALUE_WEIGHT,
 )
 from frontend.http.operator.vllm_routes import ADAPTERS, PROFILER, REFUSED, SERVED
-from frontend.request.answer_limits import MAX_LOGPROBS
+from frontend.request.answer_limits import MAX_LOGPROBS, MAX_OF_ONE
 
 _TEXT: Final = """\
 <!-- Made by `make docs` from frontend/gate/fields.py and frontend/http/operator/vllm_routes.py: \
@@ -58,7 +59,9 @@ limits gets 400 with the name of the field. The flag `--max-body-mb` bounds its 
 | `label_token_ids` times `items` | {labels} |
 | characters of the kinds words to tools, times prompts or conversations if there are several; \
 a value counts as {value_weight} | {shared} |
-| log probabilities: candidates of all tokens of several prompts or choices | {logprobs} |
+| the same times choices | {copied} |
+| log probabilities: candidates of all tokens of several prompts or choices; of one answer that is \
+no stream | {logprobs}; {alone} |
 | parts of a form; bytes of the headers of each, and of each that is no file | {form} |
 
 ## Fields
@@ -105,8 +108,10 @@ def page() -> str:
         commas=f"{MAX_COMMAS:,}",
         labels=f"{MAX_LABELS:,}",
         shared=f"{MAX_SHARED:,}",
+        copied=f"{MAX_COPIED:,}",
         value_weight=VALUE_WEIGHT,
         logprobs=f"{MAX_LOGPROBS:,}",
+        alone=f"{MAX_OF_ONE:,}",
         form=f"{MAX_PARTS:,}; {MAX_HEAD_BYTES:,}; {MAX_TEXT_BYTES:,}",
         kinds="\n".join(rows),
         nested=_names(NESTED),

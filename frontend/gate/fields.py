@@ -46,7 +46,7 @@ STRUCTURE: Final = Limit(
 )
 TOOLS: Final = Limit(64, 65536, 4 << 20, 512, "OpenAI takes 128, Open WebUI sends 36")
 MESSAGES: Final = Limit(
-    64, 65536, None, 2048, "one costs up to 60 µs of the event loop to validate"
+    64, 32768, None, 2048, "one costs up to 60 µs of the event loop to validate"
 )
 INPUTS: Final = Limit(
     8, 1 << 20, None, 1 << 20, "prompts as text or tokens; `--max-pooling-inputs` bounds texts"
@@ -111,7 +111,7 @@ _FIELDS: Final[Mapping[str, str]] = {
     "words": "bad_words stop stop_sequences timestamp_granularities embedding_types include",
     "tokens": """
         allowed_token_ids label_token_ids logit_bias logprob_token_ids prompt_token_ids
-        stop_token_ids
+        stop_token_ids tokens
     """,
     "options": """
         ec_transfer_params kv_transfer_params late_chunking_params media_io_kwargs metadata
@@ -127,7 +127,7 @@ _FIELDS: Final[Mapping[str, str]] = {
     "inputs": """
         audio content_parts data data_1 data_2 documents features hotwords images input inputs items
         prompt prompt_embeds queries query questions state text_1 text_2 texts token_ids
-        token_offsets tokens videos
+        token_offsets videos
     """,
     "results": "generate_response generate_responses stream_state",
     "chunk": "generate_chunk",

@@ -52,6 +52,10 @@ MAX_SHARED: Final = 1 << 22
 """Weight of what the prompts of a request share, times these. vLLM reads all of it again for each
 prompt, on the event loop: 0.7 MB of ``logit_bias`` for 1,024 prompts kept it for 26 seconds."""
 
+MAX_COPIED: Final = 1 << 27
+"""The same times choices. A worker copies it for each: with 130,000 ``allowed_token_ids`` a
+thousand choices, asked for in 400 KB, kept its event loop for 2.3 seconds."""
+
 MAX_BEAM_CANDIDATES: Final = 1 << 17
 """Log probabilities that a beam search looks at: twice as many as beams, for each token of each.
 More would be refused later as log probabilities are, after half a minute."""
@@ -88,20 +92,26 @@ def judge(body: object, max_choices: int) -> None:
 def _judge_fields(body: Body, max_choices: int, *, nested: bool) -> None:
     if len(body) > MAX_FIELDS:
         raise RequestRejectedError(f"the body has more than {MAX_FIELDS} fields")
-    unknown, shared = {}, 0
+    unknown, shared, parts = {}, 0, 0
     for name, value in body.items():
         if name in NESTED and not nested and isinstance(value, dict):
             _judge_fields(value, max_choices, nested=True)
         elif (limit := FIELDS.get(name)) is None:
             unknown[name] = value
         else:
-            weight = _measure(f"`{name}`", value, _by_content(limit, value))
-            shared += weight if limit in OF_EACH_PROMPT else 0
+            limit = _by_content(limit, value)
+            characters, values = _measure(f"`{name}`", value, limit)
+            if limit in OF_EACH_PROMPT:
+                shared += characters + VALUE_WEIGHT * values
+            elif limit is MESSAGES:
+                parts += values
             refused = _NAMES_REFUSED.get(name)
             if refused is not None and isinstance(value, dict):
                 _refuse_names(name, value, refused)
     if unknown:
         _measure("what vLLM does not know of the body", unknown, UNKNOWN)
+    if parts > MESSAGES.values:
+        raise RequestRejectedError(f"messages and inputs have more than {MESSAGES.values} values")
     _judge_cost(body, max_choices, shared)
 
 
@@ -116,8 +126,10 @@ def _refuse_names(field: str, value: Body, names: frozenset[str]) -> None:
         raise RequestRejectedError(f"`{field}` must not have {given[0]!r}")
 
 
-def _measure(what: str, value: object, limit: Limit) -> int:
-    """Return the weight of a value. Walks without recursion, and stops beyond the limit."""
+def _measure(what: str, value: object, limit: Limit) -> tuple[int, int]:
+    """Return the characters and the values of a value. Walks without recursion, and stops beyond
+    the limit.
+    """
     if isinstance(value, list | dict):
         if limit.depth == 0:
             raise RequestRejectedError(f"{what} must not be a list or an object")
@@ -149,7 +161,7 @@ def _measure(what: str, value: object, limit: Limit) -> int:
         level = inner
     if level:
         raise RequestRejectedError(f"{what} is nested deeper than {limit.depth} levels")
-    return characters + VALUE_WEIGHT * values
+    return characters, values
 
 
 def _judge_cost(body: Body, max_choices: int, shared: int) -> None:
@@ -159,6 +171,12 @@ def _judge_cost(body: Body, max_choices: int, shared: int) -> None:
         raise RequestRejectedError(
             f"the request asks for {choices} choices (`n` times its prompts, conversations or "
             f"items), more than the {max_choices} of --max-choices: send several requests"
+        )
+    if choices > 1 and shared * choices > MAX_COPIED:
+        raise RequestRejectedError(
+            f"what the {choices} choices share (stop words, tokens, options or structures) has "
+            f"more than {MAX_COPIED} characters when each of them is counted with it, and a value "
+            f"as {VALUE_WEIGHT}: ask for fewer with `n`"
         )
     if prompts > 1 and shared * prompts > MAX_SHARED:
         raise RequestRejectedError(

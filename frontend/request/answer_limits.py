@@ -13,7 +13,7 @@ import json
 from typing import Any, Final
 
 import msgspec
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from common.errors import RequestRejectedError
 from frontend.request.batches import Batch
@@ -24,6 +24,9 @@ MOST_BYTES: Final = 128 << 10
 
 MAX_LOGPROBS: Final = 1 << 17
 """Of all calls of a request: 20 candidates for 6,000 tokens, or 130,000 tokens alone."""
+
+MAX_OF_ONE: Final = 1 << 20
+"""Of a request for one choice that is no stream: each takes 130 bytes until the last is there."""
 
 _OF_VOCABULARY: Final = 1 << 19
 
@@ -62,8 +65,8 @@ def _bytes(value: Any) -> int:
 def check_logprobs(params: object, prompt_tokens: int) -> None:
     """Return if there are not too many with those of the calls of the same request before.
 
-    A request for one choice may have as many as its tokens allow: ``max_tokens`` is the rest of the
-    context unless it says less, and most answers are shorter.
+    A request for one choice may have more: ``max_tokens`` is the rest of the context unless it says
+    less, and most answers are shorter.
 
     Args:
         params: of a call.
@@ -81,11 +84,14 @@ def check_logprobs(params: object, prompt_tokens: int) -> None:
     before = batch.logprobs if batch is not None else 0
     if batch is not None:
         batch.logprobs += of_prompt + of_answer
-    if not before and params.n == 1:
-        of_answer = 0
-    if before + of_prompt + of_answer > MAX_LOGPROBS and of_prompt + of_answer:
+    most = MAX_LOGPROBS
+    if not before and params.n == 1 and of_prompt <= most:
+        most = MAX_OF_ONE
+        if params.output_kind is not RequestOutputKind.FINAL_ONLY:
+            of_answer = 0
+    if before + of_prompt + of_answer > most and of_prompt + of_answer:
         raise RequestRejectedError(
-            f"the request asks for more than {MAX_LOGPROBS} log probabilities (its prompts or "
+            f"the request asks for more than {most} log probabilities (its prompts or "
             "choices times their tokens times `top_logprobs`, `logprobs` or `prompt_logprobs`): "
             "ask for fewer, set `max_tokens`, or send several requests"
         )

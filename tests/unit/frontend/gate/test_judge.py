@@ -110,7 +110,26 @@ def test_what_clients_send_passes(body: Any) -> None:
     ("body", "said"),
     [
         ({"messages": [{}] * 2049}, "`messages` has 2049 entries"),
-        ({"messages": [{"content": [{}] * 70_000}]}, "`messages` has more than 65536 values"),
+        ({"messages": [{"content": [{}] * 40_000}]}, "`messages` has more than 32768 values"),
+        ({"messages": [{"content": ["a"] * 33_000}]}, "`messages` has more than 32768 values"),
+        (
+            {"messages": [{"content": ["a"] * 17_000}], "system": [{"text": ["a"] * 17_000}]},
+            "messages and inputs have more than 32768 values",
+        ),
+        (
+            {"input": [{"content": ["a"] * 17_000}], "documents": [{"content": ["a"] * 17_000}]},
+            "messages and inputs have more than 32768 values",
+        ),
+        ({"tokens": [1] * 270_000}, "`tokens` has 270000 entries"),
+        (
+            {
+                "n": 16,
+                "allowed_token_ids": [1] * 200_000,
+                "stop_token_ids": [1] * 200_000,
+                "logit_bias": {str(number): 1 for number in range(200_000)},
+            },
+            "what the 16 choices share",
+        ),
         ({"messages": nested(100)}, "`messages` is nested deeper than 64"),
         ({"input": [{}] * 2049}, "`input` has 2049 entries"),
         ({"input": dict.fromkeys(map(str, range(2049)))}, "`input` has 2049 entries"),

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 from vllm.pooling_params import PoolingParams
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from common.errors import RequestRejectedError
-from frontend.request.answer_limits import MAX_LOGPROBS, check_logprobs
+from frontend.request.answer_limits import MAX_LOGPROBS, MAX_OF_ONE, check_logprobs
 from frontend.request.batches import Batch
 from frontend.request_context import current_context
 from tests.unit.frontend.http.asking import asking
@@ -44,6 +44,7 @@ def test_too_many_are_refused(params: SamplingParams, tokens: int) -> None:
         (SamplingParams(n=1024, max_tokens=100_000), 3),
         (SamplingParams(n=1, logprobs=20, max_tokens=130_000), 3),
         (SamplingParams(n=8, logprobs=5, max_tokens=2000), 3),
+        (SamplingParams(prompt_logprobs=1, logprobs=20, max_tokens=130_000), 3),
         (SamplingParams(prompt_logprobs=0, max_tokens=1), 130_000),
         (PoolingParams(), 130_000),
     ],
@@ -69,3 +70,10 @@ def test_many_prompts_are_no_way_to_many_choices() -> None:
 def test_a_request_without_any_is_not_refused_for_another_one() -> None:
     check_logprobs(SamplingParams(logprobs=20, max_tokens=130_000), 3)
     check_logprobs(SamplingParams(), 3)
+
+
+def test_what_is_kept_until_its_end_may_have_fewer_than_a_stream() -> None:
+    whole = SamplingParams(logprobs=20, max_tokens=60_000)
+    whole.output_kind = RequestOutputKind.FINAL_ONLY
+    with pytest.raises(RequestRejectedError, match=f"more than {MAX_OF_ONE} log probabilities"):
+        check_logprobs(whole, 3)
