@@ -57,6 +57,11 @@ PROCESS: Final = (
         {"frontend/http/limits/content_parts.py": ("vars(_MODULE)[_NAME]",)},
     ),
     Mechanism(
+        "Answers of many engine calls are merged at a cost that is linear.",
+        "vLLM's routes import a function of a module.",
+        {"frontend/http/streaming/merging.py": ("vars(module)[_NAME]",)},
+    ),
+    Mechanism(
         "Decoders and resamplers open nothing but the bytes that they are given, and take what "
         "these need.",
         "Models' own code calls the decoders too. They have no setting for a process, but for "

@@ -100,6 +100,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         ),
     },
     "events of streams": {
+        "frontend/http/streaming/merging.py": ("vllm.utils.async_utils",),
         "frontend/http/streaming/token_streams.py": (
             "vllm.entrypoints.generate.base.protocol",
             "vllm.entrypoints.openai.chat_completion.batch_serving",

@@ -53,6 +53,7 @@ from frontend.http.server.not_found import (
 )
 from frontend.http.server.tools import say_where_tool_flags_go
 from frontend.http.settings import HttpSettings
+from frontend.http.streaming.merging import merge_in_linear_time
 from frontend.http.streaming.stream_errors import say_errors
 from frontend.http.streaming.token_streams import own_streams
 from frontend.workers import Adapters
@@ -97,6 +98,7 @@ async def build_vllm_app(
     app.state.server = server
     take_parsed_bodies()
     content_parts.install()
+    merge_in_linear_time()
     own_streams(app)
     say_errors(app)
     say_where_tool_flags_go(app)

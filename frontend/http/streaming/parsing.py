@@ -7,7 +7,7 @@ and a client decides what a model writes: 8 KB of tool calls took a stream 40 s 
 import asyncio
 import contextvars
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from vllm.entrypoints.generate.base.protocol import DeltaMessage
@@ -82,14 +82,8 @@ async def paced(outputs: AsyncIterable[T]) -> AsyncGenerator[T]:
         spent.seconds = 0.0
 
 
-async def aside(parsing: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that waits for nothing in a thread, so that the event loop goes on."""
-    context = contextvars.copy_context()
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(THREADS, context.run, _finished, parsing)
-
-
-def _finished(parsing: Coroutine[Any, Any, T]) -> T:
+def finished(parsing: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine that waits for nothing."""
     try:
         parsing.send(None)
     except StopIteration as done:
@@ -97,6 +91,19 @@ def _finished(parsing: Coroutine[Any, Any, T]) -> T:
         return result
     parsing.close()
     raise RuntimeError("vLLM waits while it parses an answer, which a thread can't")
+
+
+async def aside(
+    parsing: Coroutine[Any, Any, T], run: Callable[[Coroutine[Any, Any, T]], T] = finished
+) -> T:
+    """Run a coroutine in a thread, so that the event loop goes on.
+
+    Args:
+        run: by default takes coroutines alone that wait for nothing.
+    """
+    context = contextvars.copy_context()
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(THREADS, context.run, run, parsing)
 
 
 async def these(*outputs: T) -> AsyncGenerator[T]:

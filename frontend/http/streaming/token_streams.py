@@ -43,7 +43,8 @@ from vllm.parser.abstract_parser import DelegatingParser, Parser
 
 from common.errors import RequestRejectedError
 from frontend.asgi import as_vllm_error
-from frontend.http.streaming.parsing import ParsesAside, timed
+from frontend.http.streaming.merging import merge
+from frontend.http.streaming.parsing import ParsesAside, aside, these, timed
 from frontend.http.streaming.whole_answers import (
     begin_whole_answer,
     columns,
@@ -170,10 +171,17 @@ class _Chats(OpenAIServingChat):
 class Batches(_Streaming, _Chats, OpenAIServingChatBatch):
     """vLLM's batches of chats."""
 
-    async def chat_completion_full_generator_batch(self, *args: Any, **options: Any) -> Any:
+    async def chat_completion_full_generator_batch(
+        self, request: Any, generators: list[Any], *args: Any, **options: Any
+    ) -> Any:
         """See vLLM."""
         begin_whole_answer()
-        return await super().chat_completion_full_generator_batch(*args, **options)
+        last: dict[int, list[Any]] = {}
+        async for number, output in merge(*generators):
+            last[number] = [output]
+        done = [these(*last.get(number, ())) for number in range(len(generators))]
+        make = super().chat_completion_full_generator_batch
+        return await aside(make(request, done, *args, **options), asyncio.run)
 
 
 class Chats(_Streaming, _Chats, ParsesAside):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+from vllm.entrypoints.openai.chat_completion.batch_serving import OpenAIServingChatBatch
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.responses.context import SimpleContext
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
@@ -18,7 +19,7 @@ from frontend import request_context
 from frontend.http.streaming import parsing
 from frontend.http.streaming.parsing import ParsingTime, aside, paced, these, timed
 from frontend.http.streaming.stream_errors import Messages, Responses
-from frontend.http.streaming.token_streams import Chats
+from frontend.http.streaming.token_streams import Batches, Chats
 
 LONGEST_S = 30.0
 
@@ -121,14 +122,19 @@ async def responses(kind: type, outputs: AsyncGenerator[Any]) -> Any:
     )
 
 
+async def batches(kind: type, outputs: AsyncGenerator[Any]) -> Any:
+    return await serving(kind).chat_completion_full_generator_batch(None, [outputs, these(3)])
+
+
 @pytest.mark.parametrize(
     ("kind", "vllms", "method", "answer"),
     [
         (Chats, OpenAIServingChat, "chat_completion_full_generator", chats),
+        (Batches, OpenAIServingChatBatch, "chat_completion_full_generator_batch", batches),
         (Messages, AnthropicServingMessages, "chat_completion_full_generator", chats),
         (Responses, OpenAIServingResponses, "responses_full_generator", responses),
     ],
-    ids=["chats", "messages", "responses"],
+    ids=["chats", "batches", "messages", "responses"],
 )
 async def test_the_loop_goes_on_while_a_whole_answer_is_parsed(
     kind: type, vllms: type, method: str, answer: Any, monkeypatch: pytest.MonkeyPatch
@@ -137,8 +143,10 @@ async def test_the_loop_goes_on_while_a_whole_answer_is_parsed(
     loop, turned = asyncio.get_running_loop(), threading.Event()
 
     async def parse(self: object, request: Any, *args: Any, **_: Any) -> Any:
-        async for _output in args[0] if method.startswith("chat") else args[1]:
-            pass
+        outputs = args[0] if method.startswith("chat") else args[1]
+        for each in outputs if isinstance(outputs, list) else [outputs]:
+            async for _output in each:
+                pass
         loop.call_soon_threadsafe(turned.set)
         return turned.wait(LONGEST_S), request_context.current_context()
 
