@@ -48,6 +48,7 @@ THROUGH: Final[Mapping[str, str]] = {
     "frontend/router/ejection.py": "frontend/http/test_manage.py",
     "frontend/models.py": "tests/e2e/test_several_models.py",
     "common/discovery/sealed_cards.py": "common/discovery/file/test_file.py",
+    "common/discovery/watcher.py": "common/discovery/file/test_file.py",
     "common/discovery/base.py": "common/discovery/file/test_file.py",
     "frontend/workers/operations.py": "test_operations_flow.py",
     "common/aio/ipc.py": "common/transfer/shared_arena/test_keeper.py",

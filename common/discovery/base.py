@@ -10,17 +10,14 @@ none replaces or removes another's.
 """
 
 import asyncio
-import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import ClassVar, Final, NamedTuple, Self
 from urllib.parse import SplitResult, parse_qsl
 
 from common.aio.supervised import Work, stop_tasks, supervise
-from common.backoff import Backoff
 from common.errors import CardError, ConfigurationError, DiscoveryError
 from common.fleet_key import FleetKey
 from common.identity import Incarnation, WorkerId
@@ -31,9 +28,6 @@ logger = logging.getLogger(__name__)
 
 RENEW_S: Final = 1.0  # also how long a frontend waits, when it starts, to see which workers live
 WITHDRAW_S: Final = 5.0  # how long a leaving worker waits for a place that does not answer
-
-FIRST_PAUSE_S: Final = 0.2
-LONGEST_PAUSE_S: Final = 5.0  # between tries while nothing can be read
 
 
 class CardPresent(NamedTuple):
@@ -224,55 +218,3 @@ class RenewedPublisher(CardPublisher):
                     logger.warning("the lease of the card can't be renewed: %s", error)
             else:
                 said.clear()
-
-
-class StreamWatcher(CardWatcher):
-    """Looks at a place again and again, and begins anew when that fails."""
-
-    def __init__(self, key: FleetKey | None) -> None:
-        self.key = key
-        self.pending: deque[CardChange] = deque()
-        self.has_read = False
-        self.problems: set[str] = set()
-        self.backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
-
-    @abstractmethod
-    def _watched(self) -> AsyncGenerator[None, None]:
-        """Note all changes, and stop after each look for them to be told.
-
-        Raises DiscoveryError: nothing can be read, or watched any more.
-        """
-
-    async def _close(self) -> None:
-        """Let go of connections."""
-
-    async def changes(self) -> AsyncIterator[CardChange]:
-        self.backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
-        try:
-            while True:
-                try:
-                    async with contextlib.aclosing(self._watched()) as looks:
-                        async for _ in looks:
-                            while self.pending:
-                                yield self.pending.popleft()
-                except DiscoveryError as error:
-                    if not self.has_read:
-                        raise DiscoveryError(f"no cards can be read: {error}") from error
-                    self.note_problem(error)
-                await asyncio.sleep(self.backoff.next_s())
-        finally:
-            await self._close()
-
-    def note_success(self) -> None:
-        self.backoff.reset()
-        self.problems.clear()
-
-    def note_problem(self, error: DiscoveryError) -> None:
-        DISCOVERY_ERRORS.labels("listing").inc()
-        if str(error) not in self.problems:
-            self.problems.add(str(error))
-            logger.error("no cards can be read, the last ones stay: %s", error)
-
-    def tell(self, change: CardChange | None) -> None:
-        if change is not None:
-            self.pending.append(change)

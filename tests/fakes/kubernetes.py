@@ -4,7 +4,6 @@ It runs in a thread, so that tests may block and it may hang.
 """
 
 import asyncio
-import contextlib
 import copy
 import json
 import ssl
@@ -30,7 +29,7 @@ NAMESPACE: Final = "/api/v1/namespaces/{namespace}"
 TOKEN: Final = "the-fleet"
 """Of the user ``fleet``, who may do everything with Leases."""
 
-VERBS: Final = frozenset({"get", "list", "watch", "create", "patch", "delete"})
+VERBS: Final = frozenset({"get", "list", "create", "patch", "delete"})
 
 
 class ApiServer:
@@ -41,8 +40,6 @@ class ApiServer:
         tokens: users by bearer token ("Authenticating": a token that is not known is a 401).
         sees_namespaces: users who may ask whether a namespace is there.
         allowed: verbs by user ("Using RBAC Authorization": what is not granted is a 403).
-        bookmark_s: between two bookmarks of a watch ("Watch bookmarks").
-        answers: 410 for so many watches to come, whatever they ask.
         requests: ``VERB`` of each request that came.
     """
 
@@ -55,15 +52,12 @@ class ApiServer:
         self.tokens = {TOKEN: "fleet"}
         self.allowed: dict[str, frozenset[str]] = {"fleet": VERBS}
         self.sees_namespaces: set[str] = set()
-        self.bookmark_s = 60.0
-        self.expire_watches = 0
         self.requests: list[str] = []
         self._served = self.authority.certify(host)
         self._loop = asyncio.new_event_loop()
         self._runner: web.AppRunner | None = None
         self._transports: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
         self._going: asyncio.Event
-        self._changed: asyncio.Condition
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
@@ -99,9 +93,7 @@ class ApiServer:
         """Something behind everybody's back."""
 
         async def done() -> _Made:
-            made = what(self.store)
-            await self._tell()
-            return made
+            return what(self.store)
 
         return self._call(done())
 
@@ -134,7 +126,7 @@ class ApiServer:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     async def _start(self) -> None:
-        self._going, self._changed = asyncio.Event(), asyncio.Condition()
+        self._going = asyncio.Event()
         self._going.set()
         app = web.Application(middlewares=[self._answered], client_max_size=3 << 20)
         app.router.add_get(NAMESPACE, self._namespace)
@@ -153,14 +145,9 @@ class ApiServer:
     async def _stop(self) -> None:
         if self._runner is not None:
             runner, self._runner = self._runner, None
-            await self._tell()
             for transport in self._transports:
                 transport.abort()
             await runner.cleanup()
-
-    async def _tell(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
 
     @web.middleware
     async def _answered(
@@ -224,7 +211,6 @@ class ApiServer:
         # "Dry-run": all stages are run, and nothing is stored.
         store = copy.deepcopy(self.store) if request.query.get("dryRun") == "All" else self.store
         made = store.create(request.match_info["namespace"], await request.json())
-        await self._tell()
         return web.json_response(made, status=201)
 
     async def _patch(self, request: web.Request) -> web.StreamResponse:
@@ -232,65 +218,24 @@ class ApiServer:
             raise RefusalError(415, "UnsupportedMediaType", "the body of the request was unknown")
         where = request.match_info["namespace"], request.match_info["name"]
         made = self.store.patch(*where, await request.json())
-        await self._tell()
         return web.json_response(made)
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
         options = await request.json() if request.can_read_body else {}
         where = request.match_info["namespace"], request.match_info["name"]
         said = self.store.delete(*where, options.get("preconditions"))
-        await self._tell()
         return web.json_response(said)
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
         namespace, query = request.match_info["namespace"], request.query
         selector = query.get("labelSelector", "")
-        if _verb(request) == "watch":
-            return await self._watch(request, namespace, selector)
         limit, token = int(query.get("limit", 0)), query.get("continue", "")
         return web.json_response(self.store.page(namespace, selector, limit, token))
-
-    async def _watch(
-        self, request: web.Request, namespace: str, selector: str
-    ) -> web.StreamResponse:
-        """ "Efficient detection of changes": one JSON object a line, until ``timeoutSeconds``."""
-        answer = web.StreamResponse(headers={"Content-Type": "application/json"})
-        await answer.prepare(request)
-        version = int(request.query["resourceVersion"])
-        ends = self._loop.time() + float(request.query.get("timeoutSeconds", 1800))
-        bookmark = self._loop.time() + self.bookmark_s
-        while (now := self._loop.time()) < ends and self._runner is not None:
-            await self._going.wait()
-            seen = self.store.version
-            try:
-                if self.expire_watches:
-                    self.expire_watches -= 1
-                    raise RefusalError(410, "Expired", "too old resource version")
-                for at, event in list(self.store.since(namespace, selector, version)):
-                    await answer.write(json.dumps(event).encode() + b"\n")
-                    version = at
-            except RefusalError as error:  # "410 Gone responses"
-                line = {"type": "ERROR", "object": error.status}
-                await answer.write(json.dumps(line).encode() + b"\n")
-                return answer
-            if now >= bookmark and request.query.get("allowWatchBookmarks", "").lower() == "true":
-                version, bookmark = self.store.version, now + self.bookmark_s
-                meta = {"resourceVersion": str(version), "creationTimestamp": None}
-                line = {"kind": "Lease", "apiVersion": f"{GROUP}/v1", "metadata": meta, "spec": {}}
-                event = {"type": "BOOKMARK", "object": line}
-                await answer.write(json.dumps(event).encode() + b"\n")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(ends, bookmark) - now), self._changed:
-                    while self.store.version == seen and self._runner is not None:
-                        await self._changed.wait()
-        return answer
 
 
 def _verb(request: web.Request) -> str:
     """ "API verbs"."""
-    if request.method == "GET":
-        return "watch" if request.query.get("watch", "").lower() in ("true", "1") else "list"
-    return {"POST": "create", "PATCH": "patch", "DELETE": "delete"}[request.method]
+    return {"GET": "list", "POST": "create", "PATCH": "patch", "DELETE": "delete"}[request.method]
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import copy
 import json
 import re
 import uuid
-from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 Object = dict[str, Any]
@@ -41,7 +40,7 @@ class RefusalError(Exception):
 
 
 class Change(NamedTuple):
-    """One entry of the history that watches are served from."""
+    """One entry of the history that pages are served from."""
 
     version: int
     namespace: str
@@ -140,25 +139,6 @@ class LeaseStore:
             "items": page,
         }
 
-    def since(self, namespace: str, selector: str, version: int) -> Iterator[tuple[int, Object]]:
-        """Events after a version ("Efficient detection of changes"); raises 410 if it is gone."""
-        if version < self.oldest:
-            raise RefusalError(
-                410, "Expired", f"too old resource version: {version} ({self.oldest})"
-            )
-        for change in self.history:
-            if change.version <= version or change.namespace != namespace:
-                continue
-            was = change.before is not None and matches(change.before, selector)
-            now = change.after is not None and matches(change.after, selector)
-            if now:
-                yield change.version, _event("MODIFIED" if was else "ADDED", change.after)
-            elif was:  # also when it is there, and the selector finds it no longer
-                gone = copy.deepcopy(change.before)
-                assert gone is not None
-                gone["metadata"]["resourceVersion"] = str(change.version)
-                yield change.version, _event("DELETED", gone)
-
     def compact(self) -> None:
         """Forget the history, as etcd does by itself after some minutes."""
         self.version += 1
@@ -204,10 +184,6 @@ def matches(lease: Object, selector: str) -> bool:
     labels = lease["metadata"].get("labels") or {}
     terms = [term.partition("=") for term in selector.split(",") if term]
     return all(labels.get(key) == value for key, _, value in terms)
-
-
-def _event(kind: str, lease: Object | None) -> Object:
-    return {"type": kind, "object": lease}
 
 
 def _merged(target: Any, change: Any) -> Any:

@@ -6,7 +6,7 @@ definitions. aetcd's client is not used, since it knows neither TLS nor several 
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -20,22 +20,12 @@ from common.errors import DiscoveryError
 _Answer = TypeVar("_Answer")
 
 CALL_S: Final = 3.0  # how long one member may take to answer
-PAGE: Final = 64  # keys to read at once: a card may have a megabyte
-READS: Final = 5  # tries to read all pages as of one revision, which etcd may forget meanwhile
+PAGE: Final = 512  # keys to list at once, without their values
 
 _CHANNEL_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", 2 * PAGE << 20),
+    ("grpc.max_receive_message_length", 128 << 20),
     ("grpc.enable_http_proxy", 0),  # what users' media are fetched through is not for cards
-    # A member that hangs is noticed by these. etcd takes one in five seconds at most.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    # Else a watch that is idle is looked after once a minute, and an answer has a minute too.
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.ping_timeout_ms", 5_000),
 )
-
-_NEEDS_LEADER: Final = ("hasleader", "true")
-"""A member that is cut off from the others ends the watch, rather than to say nothing."""
 
 _BROKEN: Final = (OSError, TimeoutError, asyncio.InvalidStateError, grpc.aio.BaseError)
 """What breaks on our side of a call, beside what gRPC says of it."""
@@ -58,20 +48,20 @@ _OLD_TOKEN: Final = "etcdserver: revision of auth store is old"
 
 class EtcdRefusedError(DiscoveryError):
     """etcd understood what was asked, and said no: since there is no such thing (a lease that is
-    over, for example), or one already, or since that is of a revision that was compacted."""
+    over, for example), or one already."""
 
     def __init__(self, error: grpc.aio.AioRpcError) -> None:
         super().__init__(f"etcd refuses: {error.details()}")
         self.not_found = error.code() is grpc.StatusCode.NOT_FOUND
         self.exists = "already exists" in str(error.details())
-        self.forgotten = error.code() is grpc.StatusCode.OUT_OF_RANGE
 
 
 class Stored(NamedTuple):
-    """A key and what lies there. A value of None was deleted."""
+    """A key, the revision at which it was put last, and what lies there."""
 
     key: bytes
-    value: bytes | None
+    revision: int
+    value: bytes
 
 
 @dataclass(frozen=True)
@@ -100,7 +90,6 @@ class _Member:
         self.metadata: tuple[tuple[str, str], ...] = () if token is None else (("token", token),)
         self.kv = rpc.KVStub(channel)
         self.lease = rpc.LeaseStub(channel)
-        self.watch = rpc.WatchStub(channel)
 
 
 class EtcdClient:
@@ -116,23 +105,30 @@ class EtcdClient:
         self._old: list[grpc.aio.Channel] = []
         self._connecting = asyncio.Lock()
 
-    async def read(self, prefix: bytes) -> AsyncGenerator[tuple[int, list[Stored]], None]:
-        """All keys that begin with a prefix, page by page, each with the revision at which they
-        were these.
-
-        Raises EtcdRefusedError: etcd may forget the revision meanwhile.
-        """
-        start, revision = prefix, 0
+    async def revisions(self, prefix: bytes) -> AsyncGenerator[list[tuple[bytes, int]], None]:
+        """All keys that begin with a prefix, page by page, each with the revision at which it was
+        put last."""
+        start = prefix
         while True:
             request = rpc.RangeRequest(
-                key=start, range_end=_end_of(prefix), revision=revision, limit=PAGE
+                key=start, range_end=_end_of(prefix), limit=PAGE, keys_only=True
             )
             answer = await self._call(lambda member: member.kv.Range, request)
-            revision = revision or answer.header.revision
-            yield revision, [Stored(each.key, each.value) for each in answer.kvs]
+            yield [(each.key, each.mod_revision) for each in answer.kvs]
             if not answer.more:
                 return
             start = answer.kvs[-1].key + b"\0"
+
+    async def read(self, keys: Sequence[bytes]) -> list[Stored]:
+        """Return what lies under some keys, as far as they are there."""
+        reads = [rpc.RequestOp(request_range=rpc.RangeRequest(key=key)) for key in keys]
+        request = rpc.TxnRequest(success=reads)
+        answer = await self._call(lambda member: member.kv.Txn, request)
+        return [
+            Stored(each.key, each.mod_revision, each.value)
+            for one in answer.responses
+            for each in one.response_range.kvs
+        ]
 
     async def grant(self, lease: int, ttl_s: int) -> None:
         """Make a lease, which lives so long without :meth:`keep_alive` at least. The caller draws
@@ -193,40 +189,6 @@ class EtcdClient:
             request = rpc.TxnRequest(compare=[unchanged], failure=[put])
         answer = await self._call(lambda member: member.kv.Txn, request)
         return unless if answer.succeeded and unless else int(answer.header.revision)
-
-    async def watch(self, prefix: bytes, revision: int) -> AsyncGenerator[list[Stored], None]:
-        """What is put and deleted below a prefix, from a revision on, for ever. The first list is
-        empty and says that etcd watches.
-
-        Raises DiscoveryError: the stream broke, or the revision is not known any more.
-        """
-        create = rpc.WatchCreateRequest(
-            key=prefix, range_end=_end_of(prefix), start_revision=revision, fragment=True
-        )
-        stream = None
-        try:
-            async with asyncio.timeout(2 * CALL_S):
-                member = await self._connected()
-                stream = member.watch.Watch(metadata=(*member.metadata, _NEEDS_LEADER))
-                await stream.write(rpc.WatchRequest(create_request=create))
-                answer = await stream.read()
-            while answer is not grpc.aio.EOF:
-                if answer.canceled:
-                    raise DiscoveryError(f"etcd watches no longer: {answer.cancel_reason}")
-                yield [
-                    Stored(each.kv.key, None if each.type == rpc.Event.DELETE else each.kv.value)
-                    for each in answer.events
-                ]
-                answer = await stream.read()
-            raise DiscoveryError("etcd ended the watch")
-        except (grpc.aio.AioRpcError, *_BROKEN) as error:
-            raise self._failed(error) from error
-        except DiscoveryError:
-            self._next_member()
-            raise
-        finally:
-            if stream is not None:
-                stream.cancel()
 
     async def close(self) -> None:
         """Let go of the connection. It comes again if something is asked."""

@@ -1,26 +1,21 @@
-"""Cards as keys of etcd: a worker puts one under a lease, frontends watch all below a prefix."""
+"""Cards as keys of etcd: a worker puts one under a lease, frontends poll all below a prefix."""
 
 import asyncio
-import contextlib
 import logging
 import re
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 from urllib.parse import SplitResult, unquote
 
 from common.aio.supervised import is_cancelled
-from common.discovery.base import RENEW_S, Discovery, RenewedPublisher, StreamWatcher, options_of
-from common.discovery.etcd.client import (
-    READS,
-    EtcdAccess,
-    EtcdClient,
-    EtcdRefusedError,
-    Stored,
-)
-from common.discovery.sealed_cards import NO_ROOM, CardRoom, KnownCard, seal
+from common.discovery.base import RENEW_S, Discovery, RenewedPublisher, options_of
+from common.discovery.etcd.client import EtcdAccess, EtcdClient, EtcdRefusedError
+from common.discovery.sealed_cards import seal
+from common.discovery.watcher import Entry, Odd, Place, PollingWatcher
 from common.errors import ConfigurationError, DiscoveryError
 from common.fleet_key import FleetKey
 from common.identity import Incarnation, WorkerId
@@ -51,7 +46,7 @@ def named_by(prefix: str, key: bytes) -> tuple[WorkerId, Incarnation] | None:
     return WorkerId(worker_id), Incarnation(incarnation)
 
 
-MAX_ODD: Final = 1000  # keys that are no cards and are remembered, each to be said once
+POLL_S: Final = 0.5
 
 _ENOUGH: Final = CARD_LIMITS.most_bytes + 1
 
@@ -150,72 +145,39 @@ class EtcdCardPublisher(RenewedPublisher):
             )
 
 
-class EtcdCardWatcher(StreamWatcher):
-    """Watches the keys below a prefix."""
+class CardKeys(Place):
+    """The keys below a prefix."""
 
-    def __init__(self, client: EtcdClient, prefix: str, key: FleetKey | None) -> None:
-        super().__init__(key)
+    def __init__(self, client: EtcdClient, prefix: str) -> None:
+        self.poll_s = POLL_S
         self._client = client
         self._prefix = prefix
-        self._known: dict[bytes, KnownCard] = {}
-        self._odd: set[bytes] = set()
-        self._room = CardRoom()
 
-    async def _close(self) -> None:
+    def __str__(self) -> str:
+        return f"etcd {self._prefix}"
+
+    async def pages(self) -> AsyncGenerator[Sequence[Entry], None]:
+        async with aclosing(self._client.revisions(f"{self._prefix}/".encode())) as pages:
+            async for page in pages:
+                yield [
+                    Entry(key.decode(errors="backslashreplace"), revision, self._named_by(key))
+                    for key, revision in page
+                ]
+
+    async def read(self, entries: Sequence[Entry]) -> Sequence[Entry]:
+        by_key = {entry.name.encode(): entry for entry in entries}
+        return [
+            # Of a value that is too large as much is kept as says so.
+            by_key[each.key]._replace(version=each.revision, content=each.value[:_ENOUGH])
+            for each in await self._client.read(list(by_key))
+        ]
+
+    async def close(self) -> None:
         await self._client.close()
 
-    async def _watched(self) -> AsyncGenerator[None, None]:
-        prefix = f"{self._prefix}/".encode()
-        for left in reversed(range(READS)):
-            revision, present = 0, set[bytes]()
-            try:
-                async with contextlib.aclosing(self._client.read(prefix)) as pages:
-                    async for revision, found in pages:  # noqa: B007
-                        present.update(each.key for each in found)
-                        for each in found:
-                            self._note(each)
-                break
-            except EtcdRefusedError as error:
-                if not (error.forgotten and left):
-                    raise
-        self.has_read = True
-        self._odd &= present
-        for name in self._known.keys() - present:
-            self._note(Stored(name, None))
-        self.note_success()
-        yield
-        async with contextlib.aclosing(self._client.watch(prefix, revision + 1)) as watched:
-            async for events in watched:
-                for each in events:
-                    self._note(each)
-                self.note_success()
-                yield
-                if self._room.is_worth_a_look():
-                    return  # to be read again
-
-    def _note(self, stored: Stored) -> None:
-        if stored.value is None:
-            self._odd.discard(stored.key)
-            self._room.give_back(stored.key)
-            known = self._known.pop(stored.key, None)
-            self.tell(None if known is None else known.end())
-        elif (named := named_by(self._prefix, stored.key)) is None:
-            self._note_odd(
-                stored.key, "name", f"it is not named {self._prefix}/WORKER_ID/INCARNATION"
-            )
-        # Of a value that is too large as much is kept as says so.
-        elif not self._room.take(stored.key, len(value := stored.value[:_ENOUGH])):
-            self._note_odd(stored.key, "size", NO_ROOM)
-        else:
-            self._odd.discard(stored.key)
-            known = self._known.setdefault(stored.key, KnownCard(*named))
-            self.tell(known.look(value, self.key)[1])
-
-    def _note_odd(self, key: bytes, reason: str, what: str) -> None:
-        if key not in self._odd and len(self._odd) < MAX_ODD:
-            self._odd.add(key)
-            DISCOVERY_ERRORS.labels(reason).inc()
-            logger.warning("key %.200r is skipped: %s", key, what)
+    def _named_by(self, key: bytes) -> tuple[WorkerId, Incarnation] | Odd:
+        named = named_by(self._prefix, key)
+        return named or Odd("name", f"it is not named {self._prefix}/WORKER_ID/INCARNATION")
 
 
 _ENDPOINT: Final = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
@@ -255,8 +217,8 @@ class EtcdDiscovery(Discovery):
     ) -> EtcdCardPublisher:
         return EtcdCardPublisher(EtcdClient(self.access), self.prefix, key, renew_s=renew_s)
 
-    def watcher(self, key: FleetKey | None = None) -> EtcdCardWatcher:
-        return EtcdCardWatcher(EtcdClient(self.access), self.prefix, key)
+    def watcher(self, key: FleetKey | None = None) -> PollingWatcher:
+        return PollingWatcher(CardKeys(EtcdClient(self.access), self.prefix), key)
 
 
 def _access(endpoints: list[str], options: dict[str, str]) -> EtcdAccess:

@@ -7,12 +7,12 @@ temporary name and renamed, so a reader never sees half of one. Directory 0700, 
 A lease is renewed by anything that changes about the file.
 """
 
-from common.discovery.file.discovery import LEASE_S, FileCardWatcher, FileDiscovery
+from common.discovery.file.discovery import LEASE_S, CardDirectory, FileDiscovery
 from common.discovery.file.publisher import FileCardPublisher
 
 __all__ = [
     "LEASE_S",
+    "CardDirectory",
     "FileCardPublisher",
-    "FileCardWatcher",
     "FileDiscovery",
 ]

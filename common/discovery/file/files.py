@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from common.discovery.watcher import Entry, Odd
 from common.errors import DiscoveryError
 from common.identity import Incarnation, WorkerId
 from common.request_plane.card import CARD_LIMITS
@@ -149,51 +150,47 @@ class Version(NamedTuple):
         return cls(status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
 
 
-class Entry(NamedTuple):
-    """A file that may be a card. Its content is read only if the version is a new one."""
-
-    version: Version
-    content: bytes
-
-
-class Odd(NamedTuple):
-    """Something else, with a reason for counters and a sentence."""
-
-    reason: str
-    what: str
-
-
-def read(directory: int, name: str, known: Version | None) -> Entry | Odd:
-    """Raises FileNotFoundError; whatever else can go wrong makes the entry odd."""
+def look_at(directory: int, name: str) -> Entry | None:
+    """Return what lies under a name; None if it is gone."""
     if not CARD_NAME.fullmatch(name):
-        return Odd("name", "it is not named WORKER_ID.INCARNATION.json")
+        return Entry(name, None, Odd("name", "it is not named WORKER_ID.INCARNATION.json"))
     try:
-        descriptor = os.open(name, READ, dir_fd=directory)
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
-        raise
+        return None
     except OSError as error:
-        return Odd("unreadable", f"it can't be opened: {error.strerror}")
+        return Entry(name, None, Odd("unreadable", f"it can't be opened: {error.strerror}"))
+    return Entry(name, Version.of(status), _judged(name, status), status.st_size)
+
+
+def _judged(name: str, status: os.stat_result) -> tuple[WorkerId, Incarnation] | Odd:
+    if not stat.S_ISREG(status.st_mode):
+        return Odd("kind", "it is not a file")
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & _OTHERS_WRITE:
+        return Odd(
+            "owner",
+            f"it belongs to user {status.st_uid} with mode {stat.S_IMODE(status.st_mode):o}, "
+            "so others could have written it",
+        )
+    if status.st_size > CARD_LIMITS.most_bytes:
+        return Odd("size", f"it has {status.st_size} bytes, more than a card may have")
+    worker_id, incarnation, _ = name.rsplit(".", 2)
+    return WorkerId(worker_id), Incarnation(incarnation)
+
+
+def read(directory: int, entry: Entry) -> Entry | None:
+    """Return it with its content; None if it is gone."""
     try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            return Odd("kind", "it is not a file")
-        if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return Odd(
-                "owner",
-                f"it belongs to user {status.st_uid} with mode {stat.S_IMODE(status.st_mode):o}, "
-                "so others could have written it",
-            )
-        if status.st_size > CARD_LIMITS.most_bytes:
-            return Odd("size", f"it has {status.st_size} bytes, more than a card may have")
-        version = Version.of(status)
-        if version == known:
-            return Entry(version, b"")
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            return Entry(version, file.read(CARD_LIMITS.most_bytes))
+        with os.fdopen(os.open(entry.name, READ, dir_fd=directory), "rb") as file:
+            status = os.fstat(file.fileno())
+            found = entry._replace(version=Version.of(status), whose=_judged(entry.name, status))
+            if isinstance(found.whose, Odd):
+                return found
+            return found._replace(content=file.read(CARD_LIMITS.most_bytes))
+    except FileNotFoundError:
+        return None
     except OSError as error:
-        return Odd("unreadable", f"it can't be read: {error.strerror}")
-    finally:
-        os.close(descriptor)
+        return entry._replace(whose=Odd("unreadable", f"it can't be read: {error.strerror}"))
 
 
 def write(directory: int, name: str, content: bytes) -> Version:
@@ -213,11 +210,6 @@ def write(directory: int, name: str, content: bytes) -> Version:
         with contextlib.suppress(OSError):
             os.unlink(unfinished, dir_fd=directory)
         raise
-
-
-def named_by(name: str) -> tuple[WorkerId, Incarnation]:
-    worker_id, incarnation, _ = name.rsplit(".", 2)
-    return WorkerId(worker_id), Incarnation(incarnation)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from kubernetes_asyncio.client import ApiClient, Configuration, CoordinationV1Ap
 from kubernetes_asyncio.config import ConfigException
 
 from common.discovery.kubernetes.access import configured
-from common.discovery.kubernetes.leases import Event, KubernetesAccess, Lease, LeaseList, Status
+from common.discovery.kubernetes.leases import KubernetesAccess, Lease, LeaseList, Status
 from common.errors import DiscoveryError
 
 _Call: TypeAlias = Callable[..., Awaitable[aiohttp.ClientResponse]]
@@ -24,14 +24,10 @@ _Read = TypeVar("_Read")
 
 CALL_S: Final = 4.0  # how long the API server may take to answer
 
-WATCH_S: Final = 60
-"""After so long it ends a watch, and another one begins: a server that hangs is noticed by that."""
-
-TICK_S: Final = 1.0  # a watch that has nothing to tell says so this often
 PAGE: Final = 64  # leases to read at once, unless they are large
 
 MAX_ANSWER: Final = 32 << 20
-"""Bytes of one answer or one line of a watch. The largest object has less than half."""
+"""Bytes of one answer. The largest object has less than half."""
 
 LONGEST_SAID: Final = 300  # characters of what others say, on our log
 
@@ -64,20 +60,6 @@ class KubernetesRefusedError(DiscoveryError):
         """There is one already, or somebody else has changed it."""
         return self.code == 409
 
-    @property
-    def expired(self) -> bool:
-        """What was asked about is too long ago."""
-        return self.code == 410
-
-
-class Seen(NamedTuple):
-    """What a watch tells: from which version to watch on, and a Lease unless it is a bookmark. A
-    Lease that the selector no longer finds counts as deleted."""
-
-    version: str
-    lease: Lease | None = None
-    deleted: bool = False
-
 
 class _TooLargeError(Exception):
     """An answer has more than :data:`MAX_ANSWER`."""
@@ -105,8 +87,8 @@ class LeaseClient:
         self._connecting = asyncio.Lock()
         self._old: list[ApiClient] = []
 
-    async def read(self) -> AsyncGenerator[tuple[str, list[Lease]], None]:
-        """All Leases that the selector finds, page by page, each with the version of them all."""
+    async def read(self) -> AsyncGenerator[list[Lease], None]:
+        """All Leases that the selector finds, page by page."""
         limit, after = PAGE, ""
         while True:
             further = {"_continue": after} if after else {}
@@ -124,7 +106,7 @@ class LeaseClient:
                 limit = max(1, limit // 8)
                 continue
             after = page.metadata.next_page
-            yield page.metadata.resource_version, page.items or []
+            yield page.items or []
             if not after:
                 return
 
@@ -172,48 +154,6 @@ class LeaseClient:
         except KubernetesRefusedError as error:
             if not error.not_found:
                 raise
-
-    async def watch(self, version: str) -> AsyncGenerator[list[Seen], None]:
-        """What becomes of Leases after a version, until the API server ends the watch. An empty
-        list means that nothing was said for :data:`TICK_S`.
-
-        Raises:
-            KubernetesRefusedError: that version is too old, for example.
-            DiscoveryError: the connection broke, or nothing can be understood.
-        """
-        answer = None
-        try:
-            connection = await self._connected()
-            async with asyncio.timeout(CALL_S):
-                answer = await connection.leases.list_namespaced_lease(
-                    self.namespace,
-                    label_selector=self.selector,
-                    resource_version=version,
-                    allow_watch_bookmarks=True,
-                    timeout_seconds=WATCH_S,
-                    watch=True,
-                    _preload_content=False,
-                )
-                if answer.status != 200:
-                    raise self._refused(answer.status, await _body(answer))
-            hangs_at = asyncio.get_running_loop().time() + WATCH_S + CALL_S
-            lines = _Lines()
-            while True:
-                try:
-                    async with asyncio.timeout(TICK_S):
-                        chunk = await answer.content.readany()
-                except TimeoutError:
-                    if asyncio.get_running_loop().time() > hangs_at:
-                        raise
-                    yield []
-                    continue
-                if not chunk:
-                    return
-                yield [_seen(line) for line in lines.fed(chunk)]
-        except (_TooLargeError, *_BROKEN) as error:
-            raise self._failed(error) from error
-        finally:
-            _let_go(answer)
 
     async def close(self) -> None:
         """Let go of the connection. It comes again if something is asked."""
@@ -322,33 +262,3 @@ async def _body(answer: aiohttp.ClientResponse) -> bytes:
         if len(body) > MAX_ANSWER:
             raise _TooLargeError("an answer is too large")
     return bytes(body)
-
-
-def _seen(line: bytes) -> Seen:
-    event = msgspec.json.decode(line, type=Event)
-    if event.type == "ERROR":
-        status = msgspec.json.decode(event.object, type=Status)
-        raise KubernetesRefusedError(status.code, status.message[:LONGEST_SAID])
-    lease = msgspec.json.decode(event.object, type=Lease)
-    version = lease.metadata.resource_version
-    if event.type == "BOOKMARK":
-        return Seen(version)
-    return Seen(version, lease, deleted=event.type == "DELETED")
-
-
-class _Lines:
-    """Cuts what a watch sends into lines."""
-
-    def __init__(self) -> None:
-        self._begun = bytearray()
-
-    def fed(self, chunk: bytes) -> list[bytes]:
-        """The lines that are whole now. Raises _TooLargeError for one that has no end."""
-        *whole, rest = chunk.split(b"\n")
-        if whole:
-            whole[0] = bytes(self._begun) + whole[0]
-            self._begun.clear()
-        self._begun += rest
-        if len(self._begun) > MAX_ANSWER:
-            raise _TooLargeError("a line of a watch has no end")
-        return [line for line in whole if line.strip()]

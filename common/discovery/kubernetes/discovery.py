@@ -8,12 +8,13 @@ from urllib.parse import SplitResult, unquote
 
 from common.discovery.base import CardPublisher, CardWatcher, Discovery, options_of
 from common.discovery.kubernetes.leases import KubernetesAccess, Pod, check_namespace, labels_of
+from common.discovery.watcher import PollingWatcher
 from common.errors import ConfigurationError
 from common.fleet_key import FleetKey
 
 RENEW_S: Final = 2.0
 """A Lease is renewed less often than what lies elsewhere: each renewal is written to the cluster's
-own store, and sent to every frontend."""
+own store."""
 
 _OPTIONS: Final = ("kubeconfig", "context")
 
@@ -62,7 +63,7 @@ class KubernetesDiscovery(Discovery):
 
     def watcher(self, key: FleetKey | None = None) -> CardWatcher:
         from common.discovery.kubernetes.client import LeaseClient
-        from common.discovery.kubernetes.watcher import KubernetesCardWatcher
+        from common.discovery.kubernetes.place import CardLeases
 
         client = LeaseClient(self.access, self.namespace, self.selector)
-        return KubernetesCardWatcher(client, key)
+        return PollingWatcher(CardLeases(client), key)

@@ -75,6 +75,8 @@ def labels_of(selector: str) -> dict[str, str]:
 CARD: Final = "mmrouter/card"
 WORKER: Final = "mmrouter/worker"  # annotations
 
+LEASE_S: Final = 10.0  # a card whose Lease was not renewed for this long is void
+
 LONGEST_ID: Final = 128
 
 _INCARNATION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -94,7 +96,6 @@ class Spec(msgspec.Struct, rename="camel"):
     """What we read of a Lease."""
 
     holder_identity: str | None = None
-    renew_time: str | None = None
 
 
 class Lease(msgspec.Struct, rename="camel"):
@@ -106,11 +107,6 @@ class Lease(msgspec.Struct, rename="camel"):
     @property
     def name(self) -> str:
         return self.metadata.name
-
-    @property
-    def renewed(self) -> str:
-        """When its holder renewed it last, by the holder's clock: only good for comparing."""
-        return "" if self.spec is None else self.spec.renew_time or ""
 
     @property
     def card(self) -> bytes:
@@ -130,7 +126,6 @@ class Lease(msgspec.Struct, rename="camel"):
 class ListMetadata(msgspec.Struct, rename="camel"):
     """What we read of a list's metadata."""
 
-    resource_version: str = ""
     next_page: str = msgspec.field(default="", name="continue")
 
 
@@ -146,13 +141,6 @@ class Status(msgspec.Struct):
 
     code: int = 0
     message: str = ""
-
-
-class Event(msgspec.Struct):
-    """One line of a watch."""
-
-    type: str
-    object: msgspec.Raw
 
 
 def name_of(worker_id: WorkerId, incarnation: Incarnation) -> str:
@@ -187,7 +175,6 @@ def whole(
     *,
     labels: dict[str, str],
     pod: Pod | None,
-    lease_s: int,
 ) -> dict[str, object]:
     """All of a Lease, renewed now."""
     metadata: dict[str, object] = {
@@ -204,7 +191,7 @@ def whole(
         "metadata": metadata,
         "spec": {
             "holderIdentity": incarnation,
-            "leaseDurationSeconds": lease_s,
+            "leaseDurationSeconds": int(LEASE_S),
             "renewTime": now(),
         },
     }

@@ -11,7 +11,6 @@ from common.aio.supervised import stop_tasks
 from common.discovery.base import RenewedPublisher
 from common.discovery.kubernetes.client import KubernetesRefusedError, LeaseClient
 from common.discovery.kubernetes.leases import Pod, check_names, name_of, renewal, whole
-from common.discovery.kubernetes.watcher import LEASE_S
 from common.discovery.sealed_cards import seal
 from common.errors import DiscoveryError
 from common.fleet_key import FleetKey
@@ -151,7 +150,6 @@ class KubernetesCardPublisher(RenewedPublisher):
             content,
             labels=self._labels,
             pod=self._pod,
-            lease_s=int(LEASE_S),
         )
 
     def _unwritten(self, error: DiscoveryError) -> DiscoveryError:
@@ -169,7 +167,7 @@ class KubernetesCardPublisher(RenewedPublisher):
             now: dict[str, str] = {}
             try:
                 async with contextlib.aclosing(self._client.read()) as pages:
-                    async for _, leases in pages:
+                    async for leases in pages:
                         for lease in leases:
                             if lease.whose() is None:
                                 continue

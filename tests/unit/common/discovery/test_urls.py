@@ -20,7 +20,7 @@ from common.discovery.etcd.discovery import EtcdCardPublisher
 from common.discovery.file import FileCardPublisher, FileDiscovery
 from common.discovery.file import discovery as file_discovery
 from common.discovery.kubernetes import KubernetesDiscovery
-from common.discovery.kubernetes import watcher as kubernetes_watcher
+from common.discovery.kubernetes import place as kubernetes_place
 from common.discovery.kubernetes.client import LeaseClient
 from common.discovery.kubernetes.leases import KubernetesAccess
 from common.discovery.kubernetes.publisher import KubernetesCardPublisher
@@ -103,13 +103,14 @@ class KubernetesPlace(Place):
 
     async def lose_all_cards(self) -> None:
         client = LeaseClient(KubernetesAccess(self._kubeconfig), "fleet", self._label)
-        async for _, leases in client.read():
+        async for leases in client.read():
             for lease in leases:
                 await client.delete(lease.name)
         await client.close()
 
     def shorten_leases(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(kubernetes_watcher, "LEASE_S", 5.0)
+        monkeypatch.setattr(kubernetes_place, "LEASE_S", 5.0)
+        monkeypatch.setattr(kubernetes_place, "POLL_S", 0.1)
 
     async def abandon(self, publisher: CardPublisher) -> None:
         assert isinstance(publisher, KubernetesCardPublisher)

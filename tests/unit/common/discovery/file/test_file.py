@@ -1,19 +1,22 @@
 """Discovery in a directory: leases, and everything that can lie in a directory."""
 
+import asyncio
 import os
 import shutil
 import socket
 import stat
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from common.discovery import sealed_cards
+from common.discovery import watcher as watcher_module
 from common.discovery.base import CardChange, CardGone, CardPresent, CardRefused
-from common.discovery.file import LEASE_S, FileCardPublisher, FileCardWatcher, files
+from common.discovery.file import LEASE_S, CardDirectory, FileCardPublisher, files
+from common.discovery.watcher import PollingWatcher
 from common.errors import CardError, CardKeyError, DiscoveryError
 from common.fleet_key import FleetKey, new
 from common.identity import Incarnation, WorkerId
@@ -30,17 +33,17 @@ class Reader:
 
     def __init__(self, directory: Path, key: FleetKey | None = None) -> None:
         self.now = 1000.0
-        self.watcher = FileCardWatcher(directory, key, clock=lambda: self.now)
+        self.watcher = PollingWatcher(CardDirectory(directory), key, clock=lambda: self.now)
 
     def look(self, later_s: float = 0.0) -> list[CardChange]:
         self.now += later_s
         try:
-            self.watcher._look()
-            self.watcher.note_success()
+            with ThreadPoolExecutor(1) as aside:  # tests may have a loop of their own
+                aside.submit(asyncio.run, self.watcher._look()).result()
         except DiscoveryError as error:
-            self.watcher.note_problem(error)
-        changes = list(self.watcher.pending)
-        self.watcher.pending.clear()
+            self.watcher._note_problem(error)
+        changes = list(self.watcher._pending)
+        self.watcher._pending.clear()
         return changes
 
     def wait(self, seconds: float) -> list[CardChange]:
@@ -287,7 +290,7 @@ def test_a_card_that_can_not_be_opened_keeps_its_lease_and_no_other_suffers(
 def test_of_more_files_than_there_is_room_for_those_that_are_known_stay(
     cards: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sealed_cards, "MAX_CARDS", 3)
+    monkeypatch.setattr(watcher_module, "MAX_CARDS", 3)
     known = put(cards, make_card("known"))
     assert reader.look() == [CardPresent(make_card("known"))]
     before = counted("size")
@@ -308,8 +311,8 @@ def test_of_more_files_than_there_is_room_for_those_that_are_known_stay(
 def test_large_cards_share_a_limit(
     cards: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    large = [make_card(f"w{number}", supported_tasks=["x" * 100_000]) for number in range(5)]
-    monkeypatch.setattr(sealed_cards, "MAX_CARD_BYTES_IN_ALL", 250_000)
+    large = [make_card(f"w{number}", supported_tasks=["x" * 10_000] * 10) for number in range(5)]
+    monkeypatch.setattr(watcher_module, "MAX_CARD_BYTES_IN_ALL", 250_000)
     for card in large:
         put(cards, card)
     assert len(reader.look()) == 2
@@ -516,7 +519,7 @@ async def test_an_unwritable_directory_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DiscoveryError, match="can't be written"):
         await FileCardPublisher(tmp_path / "file").publish(make_card())
-    async with watching(FileCardWatcher(tmp_path / "file")) as changes:
+    async with watching(PollingWatcher(CardDirectory(tmp_path / "file"), None)) as changes:
         with pytest.raises(DiscoveryError, match="no cards can be read"):
             await changes.next()
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from common.discovery.file import FileCardPublisher, FileCardWatcher
+from common.discovery.file import CardDirectory, FileCardPublisher
 from common.discovery.file.files import open_private
+from common.discovery.watcher import PollingWatcher
 from common.errors import DiscoveryError
 from tests.fakes.cards import make_card
 from tests.open_files import open_files
@@ -56,7 +57,7 @@ async def test_a_directory_that_others_can_write_is_not_trusted(tmp_path: Path, 
     with pytest.raises(DiscoveryError, match="--discovery"):
         await FileCardPublisher(cards).publish(make_card())
     assert not any(cards.iterdir())  # a test
-    async with watching(FileCardWatcher(cards)) as changes:
+    async with watching(PollingWatcher(CardDirectory(cards), None)) as changes:
         with pytest.raises(DiscoveryError, match="can't be trusted"):
             await changes.next()
 

@@ -61,11 +61,6 @@ class Caller:
         finally:
             link.close()
 
-    def events(self, query: str) -> list[dict[str, Any]]:
-        status, lines = self.raw("GET", f"{LEASES}?watch=true&timeoutSeconds=1&{query}")
-        assert status == 200
-        return [json.loads(line) for line in lines.splitlines()]
-
 
 @pytest.fixture(scope="module")
 def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
@@ -179,19 +174,3 @@ def test_pages_are_of_one_version(call: Caller) -> None:
         if not after:
             break
     assert found == ["a", "b", "c"] and len(versions) == 1
-
-
-def test_a_watch_tells_what_happens_to_what_the_selector_finds(call: Caller) -> None:
-    version = call("GET")[1]["metadata"]["resourceVersion"]
-    call("POST", LEASES, lease("a"))
-    call("POST", LEASES, lease("b", labels={"other": "one"}))
-    call("PATCH", f"{LEASES}/a", {"spec": {"renewTime": TIME.format(1)}})
-    call("PATCH", f"{LEASES}/a", {"metadata": {"labels": {"mmrouter-test": "other"}}})
-    call("DELETE", f"{LEASES}/a")
-    call("DELETE", f"{LEASES}/b")
-    events = call.events(f"resourceVersion={version}&labelSelector={quote(OURS)}")
-    assert [each["type"] for each in events] == ["ADDED", "MODIFIED", "DELETED"]
-    seen = [each["object"]["metadata"]["resourceVersion"] for each in events]
-    assert len(set(seen)) == 3
-    later = call.events(f"resourceVersion={seen[0]}&labelSelector={quote(OURS)}")
-    assert later == events[1:]

@@ -1,0 +1,281 @@
+"""A frontend's side of discovery: one poll loop for a directory, etcd and Kubernetes.
+
+A card is alive for as long as something about it changes: its lease is renewed. The end of a lease
+is measured by the reader's own monotonic clock; no two clocks are ever compared. Where the place
+itself ends leases, as etcd does, a card lives for as long as it lies there.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from common.backoff import Backoff
+from common.discovery.base import CardChange, CardGone, CardPresent, CardRefused, CardWatcher
+from common.discovery.sealed_cards import unseal
+from common.errors import CardError, CardKeyError, DiscoveryError
+from common.fleet_key import FleetKey
+from common.identity import Incarnation, WorkerId
+from common.observability.telemetry import DISCOVERY_ERRORS
+from common.request_plane.card import WorkerCard
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_S: Final = 0.2
+LONGEST_PAUSE_S: Final = 5.0  # between tries while nothing can be read
+
+MAX_CARDS: Final = 2048
+"""A frontend has three open files for each worker, and tries those again that don't answer."""
+
+MAX_CARD_BYTES_IN_ALL: Final = 64 << 20
+NO_ROOM: Final = "there is no room for more cards"
+
+MAX_ODD: Final = 100  # entries that are no cards and are remembered, each to be logged once
+
+READ_AT_ONCE: Final = 16  # contents: a card may have a megabyte
+
+
+class Odd(NamedTuple):
+    """Why something is no card: for counters, and in words."""
+
+    reason: str
+    what: str
+
+
+class Entry(NamedTuple):
+    """What lies at a place under a name.
+
+    Attributes:
+        version: another one whenever it is written or its lease renewed.
+        whose: the worker whose card it should be, or why it is none.
+        size: bytes of its content, 0 if unknown.
+        content: None if :meth:`Place.read` has to be asked for it.
+    """
+
+    name: str
+    version: Hashable
+    whose: tuple[WorkerId, Incarnation] | Odd
+    size: int = 0
+    content: bytes | None = None
+
+
+class Place(ABC):
+    """Where cards lie; ``str`` of it is for operators. All methods may raise a DiscoveryError.
+
+    Attributes:
+        poll_s: seconds between two looks.
+        lease_s: how long a card lives that nobody renews; None if the place removes it.
+    """
+
+    poll_s: float
+    lease_s: float | None = None
+
+    @abstractmethod
+    def pages(self) -> AsyncGenerator[Sequence[Entry], None]:
+        """All that lies there."""
+
+    async def read(self, entries: Sequence[Entry]) -> Sequence[Entry]:
+        """Return them with their contents, without those that are gone meanwhile."""
+        return entries
+
+    async def close(self) -> None:  # noqa: B027  # a directory has none
+        """Let go of connections."""
+
+
+@dataclass
+class _Known:
+    """What is known of the card of one incarnation.
+
+    Attributes:
+        unrenewed_s: infinite before a change was seen, for who knows how long ago its worker died.
+        content: what was read last, whether it is a card or not.
+        card: the last card that was told of; None after its end.
+        told: whether anything was told of it that has not ended.
+        renews: whether what was read last renews the lease of what was told.
+    """
+
+    worker_id: WorkerId
+    incarnation: Incarnation
+    version: Hashable = None
+    unrenewed_s: float = 0.0
+    size: int = 0
+    content: bytes | None = None
+    card: WorkerCard | None = None
+    told: bool = False
+    renews: bool = False
+
+    def look(self, content: bytes, key: FleetKey | None, *, alive: bool) -> CardChange | None:
+        """Take what lies there now; return what to tell. Nothing is told before its worker is
+        known to live.
+        """
+        if content == self.content and self.told:
+            return None
+        another, self.content = content != self.content, content
+        try:
+            card = unseal(content, key)
+            if (card.worker_id, card.incarnation) != (self.worker_id, self.incarnation):
+                raise CardError(
+                    f"it names worker {card.worker_id!r}, incarnation {card.incarnation!r}"
+                )
+        except CardError as error:
+            if another:
+                logger.warning("card %s.%s ignored: %s", self.worker_id, self.incarnation, error)
+                if not isinstance(error, CardKeyError):
+                    DISCOVERY_ERRORS.labels("malformed").inc()
+            self.renews = alive and self.card is None  # a card that we know keeps its own lease
+            if not self.renews:
+                return None
+            self.told = True
+            return CardRefused(self.worker_id, self.incarnation, error)
+        self.renews = alive
+        if not alive or card == self.card:
+            return None
+        self.card, self.told = card, True
+        return CardPresent(card)
+
+    def end(self) -> CardGone | None:
+        """It is gone, or its lease is over; None if nobody was told of it."""
+        if not self.told:
+            return None
+        self.card, self.told = None, False
+        return CardGone(self.worker_id, self.incarnation)
+
+
+class PollingWatcher(CardWatcher):
+    """Looks at a place again and again."""
+
+    def __init__(
+        self, place: Place, key: FleetKey | None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Refuse cards that aren't sealed with the fleet's key; ``clock`` is monotonic."""
+        self._place = place
+        self._key = key
+        self._clock = clock
+        self._known: dict[str, _Known] = {}
+        self._bytes = 0
+        self._odd: dict[str, str] = {}
+        self._full = False
+        self._has_read = False
+        self._looked_at = -math.inf
+        self._pending: deque[CardChange] = deque()
+        self._problems: set[str] = set()
+
+    async def changes(self) -> AsyncIterator[CardChange]:
+        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        try:
+            while True:
+                try:
+                    await self._look()
+                except DiscoveryError as error:
+                    if not self._has_read:
+                        raise DiscoveryError(f"no cards can be read: {error}") from error
+                    self._note_problem(error)
+                    pause = backoff.next_s()
+                else:
+                    backoff.reset()
+                    self._problems.clear()
+                    pause = self._place.poll_s
+                while self._pending:
+                    yield self._pending.popleft()
+                await asyncio.sleep(pause)
+        finally:
+            await self._place.close()
+
+    async def _look(self) -> None:
+        """Note what has changed since the last look."""
+        now = self._clock()
+        # The reader itself may have stood still, and leases do while nothing can be read.
+        passed = min(now - self._looked_at, 4 * self._place.poll_s)
+        self._looked_at = now
+        there, odd, full = set[str](), dict[str, str](), False
+        async with aclosing(self._place.pages()) as pages:
+            async for page in pages:
+                wanted = []
+                for entry in page:
+                    known = self._known.get(entry.name)
+                    if known is not None:
+                        there.add(entry.name)
+                        known.unrenewed_s += passed
+                    if isinstance(entry.whose, Odd):
+                        self._skip(entry.name, entry.whose, odd)
+                    elif known is None and not self._has_room(entry.name, entry.size):
+                        full = True
+                    elif known is None or entry.version != known.version:
+                        wanted.append(entry)
+                for at in range(0, len(wanted), READ_AT_ONCE):
+                    for entry in await self._place.read(wanted[at : at + READ_AT_ONCE]):
+                        if isinstance(entry.whose, Odd):
+                            self._skip(entry.name, entry.whose, odd)
+                        elif not self._take(entry):
+                            full = True
+                        else:
+                            there.add(entry.name)
+        self._forget_all_but(there)
+        self._odd, self._has_read = odd, True
+        if full and not self._full:
+            DISCOVERY_ERRORS.labels("size").inc()
+            logger.warning("cards in %s are skipped: %s", self._place, NO_ROOM)
+        self._full = full
+
+    def _take(self, entry: Entry) -> bool:
+        """Note what lies under a name now; return whether there was room for it."""
+        content = entry.content or b""
+        known = self._known.get(entry.name)
+        if not self._has_room(entry.name, len(content)):
+            if known is not None:
+                known.version = entry.version  # not to be read again and again
+            return False
+        alive = known is not None or self._has_read or self._place.lease_s is None
+        if known is None:
+            assert not isinstance(entry.whose, Odd)
+            known = self._known[entry.name] = _Known(*entry.whose)
+            known.unrenewed_s = 0.0 if alive else math.inf
+        self._bytes += len(content) - known.size
+        known.version, known.size = entry.version, len(content)
+        self._tell(known.look(content, self._key, alive=alive))
+        if known.renews:
+            known.unrenewed_s = 0.0
+        return True
+
+    def _has_room(self, name: str, size: int) -> bool:
+        known = self._known.get(name)
+        if known is None:
+            known_size, fits = 0, len(self._known) < MAX_CARDS
+        else:
+            known_size, fits = known.size, True
+        return fits and self._bytes + size - known_size <= MAX_CARD_BYTES_IN_ALL
+
+    def _forget_all_but(self, there: set[str]) -> None:
+        for name in [name for name in self._known if name not in there]:
+            known = self._known.pop(name)
+            self._bytes -= known.size
+            self._tell(known.end())
+        if self._place.lease_s is not None:
+            for known in self._known.values():
+                if known.unrenewed_s > self._place.lease_s:
+                    self._tell(known.end())
+
+    def _tell(self, change: CardChange | None) -> None:
+        if change is not None:
+            self._pending.append(change)
+
+    def _skip(self, name: str, why: Odd, odd: dict[str, str]) -> None:
+        if len(odd) >= MAX_ODD:
+            return
+        odd[name] = why.what
+        if self._odd.get(name) != why.what:
+            self._odd[name] = why.what  # also if this look comes to nothing
+            DISCOVERY_ERRORS.labels(why.reason).inc()
+            logger.warning("%.200r in %s is skipped: %s", name, self._place, why.what)
+
+    def _note_problem(self, error: DiscoveryError) -> None:
+        DISCOVERY_ERRORS.labels("listing").inc()
+        if str(error) not in self._problems:
+            self._problems.add(str(error))
+            logger.error("no cards can be read, the last ones stay: %s", error)
