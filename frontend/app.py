@@ -49,7 +49,7 @@ from frontend.http import (
 from frontend.models import Models, Shared, operator_routers
 from frontend.processes import Siblings
 from frontend.router import Router, ZmqFeeds
-from frontend.workers import Contract, Fleet, Gauges, MediaSender, follow, tell_refused
+from frontend.workers import Contract, Fleet, MediaSender, Refusals, follow, tell_refused
 
 logger = logging.getLogger("frontend")
 
@@ -178,16 +178,14 @@ async def open_frontend(
             history,
         )
         name = f"{frontend_id} (process {os.getpid()} on {socket.gethostname()})"
-        tell = partial(tell_refused, fleets.notices, name, key)
+        tell = partial(tell_refused, fleets.refusals.notices, name, key)
         yield Frontend(shared, args.discovery.watcher(key), models, gate, tell)
 
 
 def _models(
     args: FrontendArgs, media_sender: MediaSender, frontend_id: Incarnation, key: FleetKey | None
 ) -> Models:
-    gauges = Gauges()
-
-    def make() -> Fleet:
+    def make(refusals: Refusals) -> Fleet:
         feeds = ZmqFeeds(key=key)
         with undo_on_error(feeds.close):
             return Fleet(
@@ -197,11 +195,11 @@ def _models(
                 INSTALLED,
                 key,
                 trust_remote_code=args.serve.trust_remote_code,
-                gauges=gauges,
+                refusals=refusals,
             )
 
     terms = Contract(INSTALLED, key, trust_remote_code=args.serve.trust_remote_code)
-    return Models(make, terms, gauges, args.models, root_path=args.serve.root_path or "")
+    return Models(make, terms, args.models, root_path=args.serve.root_path or "")
 
 
 async def serve(args: FrontendArgs, siblings: Siblings | None = None) -> None:

@@ -57,7 +57,7 @@ from frontend.http import (
 from frontend.processes import Siblings
 from frontend.processing import Preprocessor
 from frontend.request import RequestRunner, RoutedEngineClient
-from frontend.workers import Contract, Fleet, Fleets, Gauges, MediaSender
+from frontend.workers import Contract, Fleet, Fleets, MediaSender, Refusals
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ def operator_routers(
     mode: str = "",
 ) -> list[APIRouter]:
     """Return what operators ask for, whichever model it is about."""
-    own = Status(fleets, media_sender, [fleets.refusals], mode, fleets.departures)
+    own = Status(fleets, media_sender, fleets.refusals, mode, fleets.departures)
     status = FleetStatus(own, siblings)
     history.share(siblings)
     return [
@@ -184,16 +184,15 @@ class Models:
 
     def __init__(
         self,
-        make_fleet: Callable[[], Fleet],
+        make_fleet: Callable[[Refusals], Fleet],
         terms: Contract,
-        gauges: Gauges,
         settings: ModelsSettings,
         *,
         root_path: str,
     ) -> None:
         self._several = settings.models_from_cards
         most = settings.max_models if self._several else None
-        self.fleets = Fleets(make_fleet, self._came, terms, most=most, gauges=gauges)
+        self.fleets = Fleets(make_fleet, self._came, terms, most=most)
         self.choice = ModelChoice(lambda name: self.fleets.of(name) is not None, root_path)
         self._models: dict[ModelApp, Model] = {}
         self._turn = asyncio.Lock()

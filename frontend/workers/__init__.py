@@ -5,7 +5,6 @@ from frontend.workers.contract import Contract, Refusals, tell_refused
 from frontend.workers.dispatch import Answer
 from frontend.workers.fleet import Fleet
 from frontend.workers.fleets import Fleets, follow
-from frontend.workers.gauges import Gauges
 from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender
 from frontend.workers.members import Departure, Departures, Member, Members, Roll
@@ -20,7 +19,6 @@ __all__ = [
     "Departures",
     "Fleet",
     "Fleets",
-    "Gauges",
     "Logprobs",
     "MediaSender",
     "Member",

@@ -3,7 +3,6 @@ contract, and who is refused and why, which the refused workers are told.
 """
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, cast
@@ -90,7 +89,7 @@ def nobody(refused: int) -> NoWorkerError:
 
 
 class Refusals:
-    """Why runs of workers are kept out, for as long as they are."""
+    """Why runs of workers are kept out, for as long as they are: of all fleets together."""
 
     def __init__(self) -> None:
         self._reasons: dict[Run, str] = {}
@@ -125,15 +124,13 @@ class Refusals:
         if self._reasons.get(run) == str(error):
             self.take_back(run)
 
-    def reasons(self) -> list[str]:
-        return list(self._reasons.values())
-
     def by_worker(self) -> dict[WorkerId, str]:
         """Return the workers of which some run is refused, with the reasons."""
-        reasons: defaultdict[WorkerId, list[str]] = defaultdict(list)
+        reasons: dict[WorkerId, str] = {}
         for (worker_id, _), reason in self._reasons.items():
-            reasons[worker_id].append(reason)
-        return {worker_id: "; ".join(each) for worker_id, each in reasons.items()}
+            before = reasons.get(worker_id)
+            reasons[worker_id] = reason if before is None else f"{before}; {reason}"
+        return reasons
 
 
 class Notice(NamedTuple):

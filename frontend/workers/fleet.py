@@ -33,7 +33,6 @@ from common.transfer.base import Turns
 from frontend.router import Router
 from frontend.workers.adapters import Adapters
 from frontend.workers.contract import Contract, Refusals, nobody
-from frontend.workers.gauges import Gauges
 from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender
 from frontend.workers.members import Departure, Member, Members, Name, Run, Serving
@@ -63,19 +62,19 @@ class Fleet:
         key: FleetKey | None = None,
         *,
         trust_remote_code: bool = False,
-        gauges: Gauges | None = None,
+        refusals: Refusals | None = None,
     ) -> None:
         """Begin without workers.
 
         Args:
             key: without one, workers must be on this host and have none either.
             trust_remote_code: whether models may bring code of their own, which would run here.
-            gauges: shows who is there; together with other fleets if they have the same.
+            refusals: those of all fleets; its own unless given.
         """
         self.router = router
         self.contract = Contract(vllm_version, key, trust_remote_code=trust_remote_code)
         self.members = Members()
-        self.refusals = Refusals()
+        self.refusals = Refusals() if refusals is None else refusals
         self._serving = Serving(self.members, router, media_sender)
         self._keeper = Keeper(
             self.members,
@@ -87,8 +86,6 @@ class Fleet:
             stall_s=router.settings.stall_s,
         )
         self._closed = False
-        self._gauges = Gauges() if gauges is None else gauges
-        self._gauges.add(self.refusals, self.members, router)
 
     @property
     def connected(self) -> bool:
@@ -109,7 +106,7 @@ class Fleet:
             return
         if self._closed:
             raise NoWorkerError("this frontend is shutting down")
-        raise nobody(len(self.refusals.reasons()))
+        raise nobody(len(self.refusals.by_worker()))
 
     def joined_since(self, worker_id: WorkerId, moment: float) -> bool:
         """Return whether a worker came, or came back, after a monotonic moment."""
@@ -149,7 +146,6 @@ class Fleet:
         self._closed = True
         self._serving.arrival.set()
         await self._keeper.close("this frontend is shutting down")
-        self._gauges.remove(self.refusals, self.members)
 
     def apply(self, change: CardChange) -> None:
         match change:

@@ -21,12 +21,12 @@ from common.errors import (
     DiscoveryError,
 )
 from common.identity import WorkerId
-from common.observability.telemetry import INTERNAL_ERRORS, WORKERS
+from common.observability.telemetry import INTERNAL_ERRORS
 from common.request_plane.card import WorkerCard, WorkerState
 from common.transfer.base import Turns
-from frontend.workers.contract import Contract, Notice, Refusals, nobody
+from frontend.workers.contract import Contract, Refusals, nobody
 from frontend.workers.fleet import Fleet
-from frontend.workers.gauges import Gauges
+from frontend.workers.gauges import show_workers
 from frontend.workers.members import Departures, Member, Run
 
 logger = logging.getLogger(__name__)
@@ -43,18 +43,15 @@ It owes :meth:`Fleets.closed` for each."""
 
 
 class Fleets:
-    """The fleets of all models; ``refusals`` are of workers that no fleet looks at, ``departures``
-    of those of all models.
-    """
+    """The fleets of all models; ``refusals`` and ``departures`` are of the workers of all."""
 
     def __init__(
         self,
-        make: Callable[[], Fleet],
+        make: Callable[[Refusals], Fleet],
         came: Came,
         terms: Contract,
         *,
         most: int | None,
-        gauges: Gauges | None = None,
     ) -> None:
         """Make fleets for at most so many models, None for a single one, whose cards all fit
         the terms.
@@ -73,9 +70,7 @@ class Fleets:
         self._unservable: dict[Hashable, BaseException] = {}
         self._look_at: set[Run] | None = None
         self._closed = False
-        (Gauges() if gauges is None else gauges).add(self.refusals)
-        departures = self.departures.recent
-        WORKERS.labels("lost").set_function(lambda: sum(not each.left for each in departures()))
+        show_workers(self, self.refusals, self.departures)
 
     def __iter__(self) -> Iterator[Fleet]:
         return iter(list(self._here))
@@ -97,8 +92,7 @@ class Fleets:
         """Raises NoWorkerError if nobody is there."""
         if any(fleet.connected for fleet in self._here):
             return
-        everybody = (self.refusals, *(fleet.refusals for fleet in self._here))
-        raise nobody(sum(len(each.reasons()) for each in everybody))
+        raise nobody(len(self.refusals.by_worker()))
 
     def apply(self, change: CardChange) -> None:
         match change:
@@ -114,11 +108,6 @@ class Fleets:
                 self.refusals.take_back(run)
                 for fleet in self:
                     fleet.apply(change)
-
-    def notices(self) -> Iterator[Notice]:
-        """Return what to tell refused workers."""
-        for each in (self.refusals, *(fleet.refusals for fleet in self._here)):
-            yield from each.notices()
 
     def give_up(self, fleet: Fleet, error: BaseException) -> None:
         """A model can't be served: refuse its workers until it is time to try again."""
@@ -165,7 +154,6 @@ class Fleets:
                 self._place(run, card)
                 return
             self._check_unchanged(home, run, card)
-            self.refusals.take_back(run)
             home.apply(CardPresent(card))
             if home.members.get(run) is None:  # it does not fit any more
                 self._outside[run] = card
@@ -197,7 +185,7 @@ class Fleets:
         self._check_worker_id(run, card, fleet)
         if fleet is None:
             self._check_room(card)
-        made = fleet or self._make()
+        made = fleet or self._make(self.refusals)
         made.members.departures = self.departures
         self.refusals.take_back(run)
         made.apply(CardPresent(card))

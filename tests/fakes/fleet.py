@@ -12,11 +12,12 @@ from common.request_plane.card import WorkerCard
 from common.transfer.transports import TransferMode, receivers
 from frontend.router.router import Router
 from frontend.router.settings import RouterSettings
-from frontend.workers.contract import Contract
+from frontend.workers.contract import Contract, Refusals
 from frontend.workers.fleet import Fleet
 from frontend.workers.fleets import Fleets, follow
-from frontend.workers.gauges import Gauges
+from frontend.workers.gauges import show_workers
 from frontend.workers.media_sender import MediaSender
+from frontend.workers.members import Departures
 from tests.fakes.cards import make_card
 from tests.fakes.engine import ScriptedEngine, no_rendering
 
@@ -84,6 +85,7 @@ class Town:
             "0.32.0",
             trust_remote_code=trust_remote_code,
         )
+        show_workers([self.fleet], self.fleet.refusals, Departures())
         self.workers: list[Worker] = []
         self.worker = self.start("i0")
         self.following = asyncio.create_task(follow(self.news, self.fleet.apply))
@@ -125,20 +127,18 @@ class City:
         self.news = Announcements()
         self.media_sender = MediaSender(None, TransferMode.AUTO)
         self.came: list[tuple[Fleet, asyncio.Event]] = []
-        self._gauges = Gauges()
         self.fleets = Fleets(
             self._fleet,
             lambda fleet, gone: self.came.append((fleet, gone)),
             Contract("0.32.0"),
             most=most,
-            gauges=self._gauges,
         )
         self._workers: list[Worker] = []
         self.following = asyncio.create_task(follow(self.news, self.fleets.apply))
 
-    def _fleet(self) -> Fleet:
+    def _fleet(self, refusals: Refusals) -> Fleet:
         router = Router(RouterSettings())
-        return Fleet(router, self.media_sender, Incarnation("f"), "0.32.0", gauges=self._gauges)
+        return Fleet(router, self.media_sender, Incarnation("f"), "0.32.0", refusals=refusals)
 
     def start(self, incarnation: str) -> Worker:
         """Another worker."""

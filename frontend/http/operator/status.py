@@ -227,13 +227,13 @@ def _departed(one: Departure) -> WorkerView:
 
 @dataclass
 class Status:
-    """What this process knows: of the fleets of all models, of the workers that no fleet looks at,
-    and of how workers are chosen.
+    """What this process knows: of the fleets of all models, of the workers that are refused, and of
+    how workers are chosen.
     """
 
     fleets: Iterable[Fleet]
     media_sender: MediaSender
-    refusals: Iterable[Refusals] = ()
+    refusals: Refusals = field(default_factory=Refusals)
     mode: str = ""
     departures: Departures = field(default_factory=Departures)
     started: float = field(default_factory=time.time)
@@ -251,8 +251,7 @@ class Status:
     def refused(self) -> list[RefusedView]:
         return [
             RefusedView(worker_id=worker_id, reason=reason)
-            for refusals in (*(fleet.refusals for fleet in self.fleets), *self.refusals)
-            for worker_id, reason in refusals.by_worker().items()
+            for worker_id, reason in self.refusals.by_worker().items()
         ]
 
     def decisions(self, wanted: "Wanted") -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from frontend.asgi import Door, unanswered
 from frontend.http import History, Management, PoolingLimits, ReadinessGate, operator_app
 from frontend.models import Model, Models, Shared, operator_routers
 from frontend.router import Router, RouterSettings
-from frontend.workers import Contract, Fleet, Gauges, MediaSender, follow
+from frontend.workers import Contract, Fleet, MediaSender, Refusals, follow
 from frontend.workers import fleets as fleets_module
 from tests.fakes.fleet import Announcements, Worker, gone
 from tests.waiting import until
@@ -103,19 +103,18 @@ class Frontend:
     def __init__(self, *flags: str) -> None:
         self.news = Announcements()
         self.media_sender = MediaSender(None, TransferMode.AUTO)
-        gauges = Gauges()
 
-        def make() -> Fleet:
+        def make(refusals: Refusals) -> Fleet:
             return Fleet(
                 Router(RouterSettings()),
                 self.media_sender,
                 Incarnation("f"),
                 "0.32.0",
-                gauges=gauges,
+                refusals=refusals,
             )
 
         args = parse(list(flags))
-        self.models = Models(make, Contract("0.32.0"), gauges, args.models, root_path="")
+        self.models = Models(make, Contract("0.32.0"), args.models, root_path="")
         fleets = self.models.fleets
         history, management = History(), Management(lambda: (), None)
         routers = operator_routers(
@@ -376,9 +375,9 @@ async def test_a_single_model_stays_and_refuses_the_workers_of_others(
     alpha = single.come("alpha")
     await single.opening
     other = single.come("beta")
-    (fleet,) = single.models.fleets
-    await until(lambda: other.worker_id in fleet.refusals.by_worker())
-    assert "served_model_names" in fleet.refusals.by_worker()[other.worker_id]
+    refusals = single.models.fleets.refusals
+    await until(lambda: other.worker_id in refusals.by_worker())
+    assert "served_model_names" in refusals.by_worker()[other.worker_id]
     # Its app says what other names are; the one here does not look at them.
     assert (await single.ask("whatever")).json() == {"model": "alpha"}
     await until(lambda: figures("alpha") == [1, 1, 0])

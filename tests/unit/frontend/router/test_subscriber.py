@@ -8,6 +8,8 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import zmq
@@ -28,8 +30,8 @@ from frontend.router.index.kv_index import KvIndex
 from frontend.router.inputs import EventSource, RoutableWorker
 from frontend.router.router import Router
 from frontend.workers.contract import Refusals
-from frontend.workers.gauges import Gauges
-from frontend.workers.members import Members
+from frontend.workers.gauges import show_workers
+from frontend.workers.members import Departures, Members
 from tests.fakes.feeds import ScriptedFeeds
 from tests.fakes.kv_events import blocks, encode, frame, removed, stored
 from tests.fakes.listener import Listener, W
@@ -123,8 +125,9 @@ async def test_metrics_tell_of_streams_that_there_are(feeds: ZmqFeeds) -> None:
 
     with running(Worker()) as worker:
         listener = Listener(feeds, worker.source)
-        router, refusals, members = Router(feeds=ScriptedFeeds()), Refusals(), Members()
-        (gauges := Gauges()).add(refusals, members, router)
+        router = Router(feeds=ScriptedFeeds())
+        fleets: Any = [SimpleNamespace(router=router, members=Members())]
+        show_workers(fleets, Refusals(), Departures())
         router.roster.feeds[W] = listener.subscriber
         assert (figure("batches_total"), figure("gaps_total"), figure("losses_total")) == (0, 0, 0)
         assert figure("lag_seconds") is None
@@ -136,7 +139,7 @@ async def test_metrics_tell_of_streams_that_there_are(feeds: ZmqFeeds) -> None:
         assert figure("batches_total") == 2
         lag = figure("lag_seconds")
         assert lag is not None and lag >= 0
-        gauges.remove(refusals, members)
+        fleets.clear()
         assert figure("batches_total") is None
 
 

@@ -91,7 +91,7 @@ async def test_each_refused_worker_is_told_however_many_there_are(
         odd = town.card(f"odd{n}", incarnation=f"i{n}", vllm_version="0.1.0")
         town.news.say(CardPresent(odd.model_copy(update={"request_endpoint": "tcp://127.0.0.1:1"})))
     town.news.say(CardPresent(town.card("last", vllm_version="0.1.0")))
-    await until(lambda: len(town.fleet.refusals.reasons()) == 71)
+    await until(lambda: len(town.fleet.refusals.by_worker()) == 71)
     telling = asyncio.create_task(tell_refused(town.fleet.refusals.notices, "f", None))
     try:
         await until(lambda: "frontend f refuses this worker" in caplog.text)
@@ -102,7 +102,7 @@ async def test_each_refused_worker_is_told_however_many_there_are(
 
 async def test_a_card_of_which_anybody_may_be_the_author_tells_no_place(town: Town) -> None:
     town.news.say(CardPresent(town.card(fleet_key="0123456789abcdef")))
-    await until(lambda: bool(town.fleet.refusals.reasons()))
+    await until(lambda: bool(town.fleet.refusals.by_worker()))
     assert not list(town.fleet.refusals.notices())
 
 

@@ -43,17 +43,8 @@ async def joined(city: City, model: str, worker_id: str, **changes: Any) -> Work
 async def refused(city: City, card: WorkerCard) -> str:
     """Why, once it is."""
     city.news.say(CardPresent(card))
-    reasons: list[str] = []
-
-    def known() -> bool:
-        each = [city.fleets.refusals, *(fleet.refusals for fleet in city.fleets)]
-        reasons[:] = [
-            one.by_worker()[card.worker_id] for one in each if card.worker_id in one.by_worker()
-        ]
-        return bool(reasons)
-
-    await until(known)
-    return reasons[0]
+    await until(lambda: card.worker_id in city.fleets.refusals.by_worker())
+    return city.fleets.refusals.by_worker()[card.worker_id]
 
 
 async def left(city: City, card: WorkerCard) -> None:
@@ -97,7 +88,7 @@ async def test_a_model_leaves_with_its_last_worker_and_comes_back(city: City) ->
     assert "has the name alpha" in await refused(city, again)
     await city.let_go(fleet)
     await until(lambda: city.connected(A) == {"a0"})
-    assert city.fleets.of(A) is not fleet and not city.fleets.refusals.reasons()
+    assert city.fleets.of(A) is not fleet and not city.fleets.refusals.by_worker()
 
 
 async def test_models_beyond_the_limit_are_refused_until_one_has_left(city: City) -> None:
@@ -112,7 +103,7 @@ async def test_models_beyond_the_limit_are_refused_until_one_has_left(city: City
     assert city.fleets.of(C) is None, "what is closed still takes memory"
     await city.let_go(fleet)
     await until(lambda: city.connected(C) == {"c0"})
-    assert not city.fleets.refusals.reasons()
+    assert not city.fleets.refusals.by_worker()
 
 
 async def test_equal_names_and_another_contract_are_refused_by_the_fleet(city: City) -> None:
@@ -169,7 +160,7 @@ async def test_a_card_that_changes_its_model(city: City) -> None:
     assert city.fleets.of(B) is None
     city.news.say(CardPresent(card))  # nor does it help to change it back
     city.news.say(gone(card))
-    await until(lambda: not city.fleets.refusals.reasons())
+    await until(lambda: not city.fleets.refusals.by_worker())
     await joined(city, B, "a0")
 
 
@@ -191,7 +182,7 @@ async def test_worker_ids_are_of_all_models_together(city: City) -> None:
     assert "--worker-id" in await refused(city, namesake)
     await left(city, card)
     await until(lambda: city.connected(B) == {"w"})
-    assert city.connected(A) == {"a1"} and not city.fleets.refusals.reasons()
+    assert city.connected(A) == {"a1"} and not city.fleets.refusals.by_worker()
 
 
 async def test_a_model_that_can_not_be_loaded_leaves_nothing(
@@ -207,7 +198,7 @@ async def test_a_model_that_can_not_be_loaded_leaves_nothing(
     assert not list(city.fleets) and len(city.came) == 1
     # Later it may be better.
     city.news.say(gone(card))
-    await until(lambda: not city.fleets.refusals.reasons())
+    await until(lambda: not city.fleets.refusals.by_worker())
     again = city.start("i9")
     city.news.say(CardPresent(card_of(again, A, "a0")))
     await until(lambda: city.connected(A) == {"a0"})
@@ -217,7 +208,7 @@ async def test_who_drains_or_is_illegible_makes_no_model(city: City) -> None:
     card = card_of(city.start("i0"), A, "a0", state=WorkerState.DRAINING)
     city.news.say(CardPresent(card))
     city.news.say(CardRefused(WorkerId("bad"), Incarnation("i"), CardError("malformed")))
-    await until(lambda: city.fleets.refusals.reasons() == ["malformed"])
+    await until(lambda: city.fleets.refusals.by_worker() == {"bad": "malformed"})
     assert not list(city.fleets) and not city.came
 
 
@@ -227,7 +218,7 @@ async def test_a_refused_worker_that_goes_is_forgotten(city: City) -> None:
     third = card_of(city.start("i-c0"), C, "c0")
     await refused(city, third)
     city.news.say(gone(third))
-    await until(lambda: not city.fleets.refusals.reasons())
+    await until(lambda: not city.fleets.refusals.by_worker())
     fleet, is_gone = city.came[0]
     await left(city, next(iter(fleet.members)).card)
     await asyncio.wait_for(is_gone.wait(), 20)
