@@ -327,6 +327,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     },
     "KV events, published": {
         "backend_worker/kv_events/event_log.py": ("vllm.distributed.kv_events",),
+        "backend_worker/kv_events/held_blocks.py": ("vllm.distributed.kv_events",),
         "backend_worker/kv_events/event_publisher.py": (
             "vllm.config",
             "vllm.distributed.kv_events",

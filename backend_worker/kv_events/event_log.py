@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 from vllm.distributed.kv_events import (
     MEDIUM_CPU,
     MEDIUM_GPU,
@@ -29,13 +30,19 @@ from vllm.distributed.kv_events import (
     KVEventBatch,
 )
 
-from backend_worker.kv_events.held_blocks import HeldBlocks, Kind, Run, Shelf
+from backend_worker.kv_events.held_blocks import HeldBlocks, Run, Shelf
 
 logger = logging.getLogger(__name__)
 
 Batch: TypeAlias = KVEventBatch  # the events of one engine step
 
 _OWN_MEDIA = frozenset({None, MEDIUM_GPU, MEDIUM_CPU})
+
+_OF_KIND = (
+    "block_size", "lora_id", "medium", "lora_name", "group_idx", "kv_cache_spec_kind",
+    "kv_cache_spec_sliding_window", "locality", "ownership",
+)  # fmt: skip
+_NONE: list[int | bytes] = []  # one for all: there may be millions of runs
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -82,17 +89,7 @@ def _shelf(event: BlockStored | BlockRemoved) -> Shelf:
 
 
 def _store(held: HeldBlocks, event: BlockStored) -> None:
-    kind = Kind(
-        event.block_size,
-        event.lora_id,
-        event.medium,
-        event.lora_name,
-        event.group_idx,
-        event.kv_cache_spec_kind,
-        event.kv_cache_spec_sliding_window,
-        event.locality,
-        event.ownership,
-    )
+    kind = BlockStored(_NONE, None, _NONE, **{name: getattr(event, name) for name in _OF_KIND})
     hashes = event.block_hashes
     # vLLM leaves out blocks that a group skips, but not their tokens.
     chained = len(event.token_ids) == len(hashes) * event.block_size
@@ -100,21 +97,7 @@ def _store(held: HeldBlocks, event: BlockStored) -> None:
 
 
 def _stored(run: Run) -> BlockStored:
-    kind = run.kind
-    return BlockStored(
-        block_hashes=run.hashes,
-        parent_block_hash=run.parent,
-        token_ids=[],
-        block_size=kind.block_size,
-        lora_id=kind.lora_id,
-        medium=kind.medium,
-        lora_name=kind.lora_name,
-        group_idx=kind.group_idx,
-        kv_cache_spec_kind=kind.spec_kind,
-        kv_cache_spec_sliding_window=kind.window,
-        locality=kind.locality,
-        ownership=kind.ownership,
-    )
+    return replace(run.kind, block_hashes=run.hashes, parent_block_hash=run.parent)
 
 
 Message = tuple[int, bytes]  # number and payload of a batch

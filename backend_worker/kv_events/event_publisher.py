@@ -14,10 +14,10 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, Queue
+from queue import Empty
 from typing import Final, Literal
 
 import msgspec
@@ -132,6 +132,7 @@ class Replays:
         return True
 
 
+_encode = msgspec.msgpack.Encoder().encode
 _NAME = "mmrouter"
 _ANY_PORT = "tcp://*:0"
 
@@ -150,53 +151,6 @@ class FleetEventsConfig(KVEventsConfig):
 
     publisher: Literal["null", "zmq", "mmrouter"] = "mmrouter"
     key_file: str = ""
-
-
-class _Publishing:
-    """Gives batches their numbers, as vLLM does, and sends and keeps them."""
-
-    def __init__(
-        self,
-        queue: "Queue[KVEventBatch | None]",
-        numbers: Iterator[int],
-        socket: "zmq.Socket[bytes]",
-        topic: bytes,
-        kept: deque[Message],
-        log: EventLog,
-    ) -> None:
-        self._queue = queue
-        self._numbers = numbers
-        self._socket = socket
-        self._topic = topic
-        self._kept = kept
-        self._log = log
-        self._encode = msgspec.msgpack.Encoder().encode
-
-    def turn(self, wait: float) -> bool:
-        """Publish some batches, after so many seconds for the first at most; return whether all is
-        over."""
-        for _ in range(_LIVE_FIRST):
-            try:
-                batch = self._queue.get(timeout=wait)
-            except Empty:
-                return False
-            if batch is None:  # the end
-                return True
-            self._publish(batch)
-            wait = 0.0
-        return False
-
-    def _publish(self, batch: KVEventBatch) -> None:
-        number = next(self._numbers)
-        published = None
-        try:
-            payload = self._encode(batch)
-            self._socket.send_multipart((self._topic, number.to_bytes(8, "big"), payload))
-            self._kept.append((number, payload))
-            published = payload
-        finally:
-            self._log.published(number, published, batch)
-            self._queue.task_done()
 
 
 class FleetEventPublisher(ZmqEventPublisher):
@@ -223,20 +177,42 @@ class FleetEventPublisher(ZmqEventPublisher):
 
     def _publisher_thread(self) -> None:
         """Publish, and answer readers, until the end."""
-        queue = self._event_queue
         log = EventLog(self._buffer)
-        topic = self._topic_bytes
         assert self._replay is not None, "a worker's settings have an endpoint for replays"
-        replays = Replays(self._replay, topic, log)
-        publishing = _Publishing(queue, self._seq_gen, self._pub, topic, self._buffer, log)
-        while self._running or queue.qsize() > 0:
+        replays = Replays(self._replay, self._topic_bytes, log)
+        while self._running or self._event_queue.qsize() > 0:
             try:
-                if publishing.turn(_BUSY_S if replays.turn() else _IDLE_S):
+                if self._turn(log, _BUSY_S if replays.turn() else _IDLE_S):
                     return
             except Exception:  # logged with its trace, and counted; live events must go on
                 TASK_FAILURES.labels("KV events publisher").inc()
                 logger.exception("publishing KV events failed")
                 time.sleep(_PAUSE_S)
+
+    def _turn(self, log: EventLog, wait: float) -> bool:
+        """Publish some batches, after so many seconds for the first at most; return whether all is
+        over."""
+        for _ in range(_LIVE_FIRST):
+            try:
+                batch = self._event_queue.get(timeout=wait)
+            except Empty:
+                return False
+            if batch is None:  # the end
+                return True
+            self._publish(log, batch)
+            wait = 0.0
+        return False
+
+    def _publish(self, log: EventLog, batch: KVEventBatch) -> None:
+        number, published = next(self._seq_gen), None
+        try:
+            payload = _encode(batch)
+            self._pub.send_multipart((self._topic_bytes, number.to_bytes(8, "big"), payload))
+            self._buffer.append((number, payload))
+            published = payload
+        finally:
+            log.published(number, published, batch)
+            self._event_queue.task_done()
 
     def shutdown(self) -> None:
         super().shutdown()

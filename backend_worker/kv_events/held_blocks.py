@@ -7,6 +7,8 @@ an event looks like is in ``event_publisher.py``.
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
+from vllm.distributed.kv_events import BlockStored
+
 Hash: TypeAlias = bytes | int  # vLLM's hash of a block: whole, or cut to 64 bits
 
 MOST_IN_RUN = 256  # blocks in one run. To remove one from its middle takes time in proportion
@@ -25,18 +27,7 @@ class Shelf(NamedTuple):
     offloaded: bool
 
 
-class Kind(NamedTuple):
-    """What the blocks of a run have in common, as their events said it."""
-
-    block_size: int
-    lora_id: int | None
-    medium: str | None
-    lora_name: str | None
-    group_idx: int | None
-    spec_kind: str | None
-    window: int | None
-    locality: str | None
-    ownership: str | None
+Kind: TypeAlias = BlockStored  # without blocks: what those of a run have in common
 
 
 class Run:

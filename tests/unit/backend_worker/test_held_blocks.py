@@ -4,12 +4,13 @@ from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from backend_worker.kv_events.held_blocks import MOST_IN_RUN, Hash, HeldBlocks, Kind, Shelf
 
 SHELF = Shelf(0, offloaded=False)
 TIER = Shelf(0, offloaded=True)
-KIND = Kind(16, None, "GPU", None, 0, "full_attention", None, None, None)
+KIND = Kind([], None, [], 16, None, "GPU", None, None, 0, "full_attention")
 
 
 def told(held: HeldBlocks) -> Counter[Hash]:
@@ -96,9 +97,9 @@ def test_blocks_without_a_chain_have_no_parents() -> None:
 def test_what_differs_stands_apart() -> None:
     held = HeldBlocks()
     store(held, 1)
-    held.store(SHELF, [2], 1, KIND._replace(lora_name="a"), chained=True)
-    held.store(Shelf(1, offloaded=False), [1], None, KIND._replace(group_idx=1), chained=True)
-    held.store(TIER, [1], None, KIND._replace(medium="CPU"), chained=True)
+    held.store(SHELF, [2], 1, replace(KIND, lora_name="a"), chained=True)
+    held.store(Shelf(1, offloaded=False), [1], None, replace(KIND, group_idx=1), chained=True)
+    held.store(TIER, [1], None, replace(KIND, medium="CPU"), chained=True)
     held.remove(TIER, [1])
     found = [(run.kind.lora_name, run.kind.group_idx, run.hashes) for run, _ in held.told()]
     # The empty run tells of a tier that was used.
