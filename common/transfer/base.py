@@ -246,8 +246,7 @@ class MmKwargsSender(ABC):
         """What :meth:`send_held` does. A transport that keeps nothing gives None."""
         return None
 
-    @abstractmethod
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # some hold nothing
         """Free what the transport holds. Handles that are out go stale for their readers."""
 
 
@@ -313,8 +312,7 @@ class MmKwargsReceiver(ABC, Generic[_Metadata]):
     async def _receive(self, metadata: _Metadata, frames: Sequence[memoryview]) -> Received:
         """What :meth:`receive` does, raising the same and under the same cancellation rule."""
 
-    @abstractmethod
-    async def close(self) -> None:
+    async def close(self) -> None:  # some have none
         """Let go of all peers. Items that were received stay usable until released.
 
         Cancelling it may leave memory mapped until the process ends.

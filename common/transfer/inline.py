@@ -37,9 +37,6 @@ class InlineSender(MmKwargsSender):
         )
         return MediaHandle(metadata, [encoded.envelope, *encoded.buffers])
 
-    def close(self) -> None:
-        """Nothing to free."""
-
 
 class InlineReceiver(MmKwargsReceiver[InlineMetadata]):
     """Builds tensors over the frames."""
@@ -64,9 +61,6 @@ class InlineReceiver(MmKwargsReceiver[InlineMetadata]):
         return Received(
             metadata.mm_hash, decode(envelope, [_writable(buffer) for buffer in buffers])
         )
-
-    async def close(self) -> None:
-        """Nothing to free."""
 
 
 def _writable(buffer: memoryview) -> memoryview:
@@ -100,9 +94,6 @@ class ReferenceSender(MmKwargsSender):
     def _send(self, mm_hash: MmHash, item: MultiModalKwargsItem) -> MediaHandle:
         raise NoEncodedFormError(f"media item {mm_hash} has no encoded form that stands for it")
 
-    def close(self) -> None:
-        """Nothing to free."""
-
 
 class ReferenceReceiver(MmKwargsReceiver[ReferenceMetadata]):
     """Processes media in the worker."""
@@ -130,6 +121,3 @@ class ReferenceReceiver(MmKwargsReceiver[ReferenceMetadata]):
                 f"media item {metadata.mm_hash} became {mm_hash} when processed here"
             )
         return Received(metadata.mm_hash, item)
-
-    async def close(self) -> None:
-        """Nothing to free."""

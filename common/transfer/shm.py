@@ -65,9 +65,6 @@ class ArenaSender(MmKwargsSender):
     def _describe(self, lease: Lease) -> TransferMetadata:
         """Metadata by which the worker's end of this transport finds the segment."""
 
-    def close(self) -> None:
-        """Nothing to free: the arena has its own owner."""
-
 
 class ShmSender(ArenaSender):
     """Lends segments of an arena to workers that have it mapped."""

@@ -63,8 +63,11 @@ class ReachedWorker:
 
 
 class MediaSender:
-    """Sends media items to workers; ``late`` transports are started with the first worker that
-    needs them, unless nothing else is allowed.
+    """Sends media items to workers.
+
+    Attributes:
+        started: transports that take a second to start: with the first worker that needs one,
+            unless nothing else is allowed.
     """
 
     def __init__(
@@ -78,14 +81,19 @@ class MediaSender:
         self._mode = mode
         self._senders = SenderSet(senders(arena, mode))
         self._workers: dict[WorkerId, ReachedWorker] = {}
-        self.late = LateTransports(late_senders(arena, mode, network or NixlNetwork()), self)
+        self._late = late_senders(arena, mode, network or NixlNetwork())
+        self.started: dict[Transport, MmKwargsSender] = {}
+        self._changed = asyncio.Event()
+        self._closed = False
+        self._offering: asyncio.Task[None] | None = None
         if arena is not None:
             ARENA_LEASES.set_function(lambda: arena.statistics().leases)
         if isinstance(arena, Arena):  # whose else it is says so itself
             ARENA_BYTES.set(arena.statistics().bytes_total)
             ARENA_BYTES_USED.set_function(lambda: arena.statistics().bytes_used)
-        for transport in indispensable(mode):
-            self.late.start_now(transport)
+        for late in self._late:
+            if late.transport in indispensable(mode):
+                self._begin(late.start())
 
     @classmethod
     def create(
@@ -132,7 +140,13 @@ class MediaSender:
         choice = self._choose(terms)
         self._workers[worker_id] = reached = ReachedWorker(terms, choice, offer_to)
         self._say(worker_id, reached)
-        self.late.joined(reached)
+        if self._offering is None and (self.started or self._needs(reached)):
+            loop = asyncio.get_running_loop()
+            for sender in self.started.values():
+                sender.on_change = partial(_tell, loop, self._changed)
+            work = supervise("late transports", self._keep_offering)
+            self._offering = asyncio.create_task(work, name="late-transports")
+        self._changed.set()
         return choice
 
     def answered(self, worker_id: WorkerId, reply: bytes) -> None:
@@ -145,6 +159,9 @@ class MediaSender:
             UNDECODABLE_MESSAGES.labels("frontend").inc()
             logger.warning("worker %s: %s", worker_id, error)
             return
+        self._choose_again(worker_id, reached)
+
+    def _choose_again(self, worker_id: WorkerId, reached: ReachedWorker) -> None:
         former, reached.choice = reached.choice, self._choose(reached.terms)
         if former != reached.choice:
             self._say(worker_id, reached)
@@ -163,12 +180,6 @@ class MediaSender:
             choice.instead_of,
             "; ".join(reached.terms.refusals) or choice.reason,
         )
-
-    def _review(self) -> None:
-        for worker_id, reached in self._workers.items():
-            former, reached.choice = reached.choice, self._choose(reached.terms)
-            if former != reached.choice:
-                self._say(worker_id, reached)
 
     def transport(self, worker_id: WorkerId) -> str | None:
         """Return how media travel to a worker, None if it is not connected."""
@@ -220,54 +231,16 @@ class MediaSender:
 
     def close(self) -> None:
         """Remove the arena. Workers that still read keep their mapping."""
-        self.late.close()
+        self._closed = True
+        if self._offering is not None:
+            self._offering.cancel()
         self._senders.close()
         if self._arena is not None:
             self._arena.close()
 
-
-def release(handles: Sequence[MediaHandle]) -> None:
-    for handle in handles:
-        handle.release()
-
-
-class LateTransports:
-    """Transports that are started with the first worker that needs one of them."""
-
-    def __init__(self, late: Sequence[LateNixl], sender: MediaSender) -> None:
-        self.started: dict[Transport, MmKwargsSender] = {}
-        self._late = late
-        self._sender = sender
-        self._changed = asyncio.Event()
-        self._closed = False
-        self._task: asyncio.Task[None] | None = None
-
-    def start_now(self, transport: Transport) -> None:
-        """Start one that no worker can do without. Takes a second, or longer. Raises
-        ConfigurationError if it can't be had.
-        """
-        for late in self._late:
-            if late.transport == transport:
-                self._begin(late.start())
-
-    def joined(self, worker: ReachedWorker) -> None:
-        if self._task is None and (self.started or self._needs(worker)):
-            loop = asyncio.get_running_loop()
-            for sender in self.started.values():
-                sender.on_change = partial(_tell, loop, self._changed)
-            work = supervise("late transports", self._keep_offering)
-            self._task = asyncio.create_task(work, name="late-transports")
-        self._changed.set()
-
-    def close(self) -> None:
-        """Offer nothing more. What runs has its own owner, and what is being started ends."""
-        self._closed = True
-        if self._task is not None:
-            self._task.cancel()
-
     def _begin(self, sender: MmKwargsSender) -> None:
         self.started[sender.transport] = sender
-        self._sender._senders.add(sender)
+        self._senders.add(sender)
 
     def _needs(self, worker: ReachedWorker) -> bool:
         return any(self._would_help(late, worker) for late in self._late)
@@ -275,7 +248,7 @@ class LateTransports:
     def _would_help(self, late: LateNixl, worker: ReachedWorker) -> bool:
         return (
             worker.offer_to is not None
-            and late.transport in better(self._sender._mode, worker.choice)
+            and late.transport in better(self._mode, worker.choice)
             and late.reaches(worker.terms)
         )
 
@@ -293,8 +266,9 @@ class LateTransports:
 
     async def _offer_once(self) -> bool:
         """Offer what there is to all who need it; return whether anybody needs it still."""
-        self._sender._review()
-        needing = [each for each in self._sender._workers.values() if self._needs(each)]
+        for worker_id, reached in self._workers.items():
+            self._choose_again(worker_id, reached)
+        needing = [each for each in self._workers.values() if self._needs(each)]
         if not needing:
             return False
         for late in self._late:
@@ -303,7 +277,7 @@ class LateTransports:
             ):
                 await self._start(late)
         if any(sender.offers for sender in self.started.values()):
-            offer = self._sender.offer()
+            offer = self.offer()
             for worker in needing:
                 assert worker.offer_to is not None
                 try:
@@ -322,6 +296,11 @@ class LateTransports:
             return
         sender.on_change = partial(_tell, loop, self._changed)
         self._begin(sender)
+
+
+def release(handles: Sequence[MediaHandle]) -> None:
+    for handle in handles:
+        handle.release()
 
 
 def _tell(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:

@@ -61,7 +61,7 @@ class AutoPlane(Plane):
     @property
     def started(self) -> bool:
         """Whether there is a process that holds an agent."""
-        return bool(self.media_sender.late.started) or self.receiver._reading.pid is not None
+        return bool(self.media_sender.started) or self.receiver._reading.pid is not None
 
     async def carry(self, name: str, value: int, way: str) -> None:
         item = media(name, value)
@@ -105,7 +105,7 @@ async def test_nixl_comes_when_a_worker_needs_it_and_comes_back(auto: AutoPlane)
     await auto.carry("early", 1, "inline")
     await until(lambda: auto.way == "nixl")
     await auto.carry("cat", 7, "nixl")
-    sender = auto.media_sender.late.started["nixl"]
+    sender = auto.media_sender.started["nixl"]
     assert isinstance(sender, NixlSender)
     for number in range(2):
         assert sender.pid is not None
@@ -130,7 +130,7 @@ async def test_no_agent_exists_for_a_host_out_of_reach(
     assert not reply.could_nixl
     assert "--nixl-interface" in reply.refusals[-1]
     await auto.carry("cat", 7, "inline")
-    assert not auto.media_sender.late._task
+    assert not auto.media_sender._offering
     assert not auto.started
 
 
