@@ -15,12 +15,21 @@ from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.parser.abstract_parser import Parser
 
 from common.aio.watched_threads import WatchedThreads
+from common.errors import RequestRejectedError
+from frontend.asgi import as_vllm_error
 from frontend.request_context import current_context
 
 T = TypeVar("T")
 
 SLOW_S: Final = 0.002
 """CPU time of one output's parsing from which its stream waits. Usual texts take a tenth of it."""
+
+LONG_S: Final = 0.1
+"""CPU time of one output's parsing that a stream may take a few times only: it grows with each
+token, and nothing ends it. Usual texts take it beyond 200 KB of one tool call."""
+
+FEW: Final = 3
+"""So many of a stream, and one of each hundred outputs: a garbage collection takes as long."""
 
 THREADS: Final = WatchedThreads("answers", 2, limit_s=float("inf"))
 """Where whole answers are parsed. None is given up: the length of the answer bounds the work."""
@@ -38,16 +47,33 @@ class ParsingTime:
 
 
 class _Timed(Parser):
-    """A parser that notes how long it takes."""
+    """A parser that notes how long it takes, and gives up a stream that takes too long."""
+
+    _outputs = 0
+    _long = 0
 
     def parse_delta(self, *args: Any, **options: Any) -> DeltaMessage | None:
-        """See vLLM."""
+        """See vLLM.
+
+        Raises:
+            VLLMError: the outputs before took too long.
+        """
+        if self._long > FEW + self._outputs // 100:
+            raise as_vllm_error(
+                RequestRejectedError(
+                    "this answer takes too long to be parsed for tool calls and reasoning, and "
+                    "ends here: ask for a shorter one, or without tools"
+                )
+            )
         begun = time.thread_time()
         try:
             return super().parse_delta(*args, **options)
         finally:
+            took = time.thread_time() - begun
+            self._outputs += 1
+            self._long += took > LONG_S
             if (spent := current_context().find(ParsingTime)) is not None:
-                spent.seconds += time.thread_time() - begun
+                spent.seconds += took
 
 
 def timed(kind: type[Parser]) -> type[Parser]:

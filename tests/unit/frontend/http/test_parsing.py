@@ -1,6 +1,7 @@
 """Parsers of answers leave the event loop to others, on each route that parses."""
 
 import asyncio
+import itertools
 import threading
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
@@ -12,12 +13,21 @@ from vllm.entrypoints.openai.chat_completion.batch_serving import OpenAIServingC
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.responses.context import SimpleContext
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
+from vllm.exceptions import VLLMValidationError
 from vllm.parser import ParserManager
 from vllm.parser.abstract_parser import Parser
 
 from frontend import request_context
 from frontend.http.streaming import parsing
-from frontend.http.streaming.parsing import ParsingTime, aside, paced, these, timed
+from frontend.http.streaming.parsing import (
+    FEW,
+    LONG_S,
+    ParsingTime,
+    aside,
+    paced,
+    these,
+    timed,
+)
 from frontend.http.streaming.stream_errors import Messages, Responses
 from frontend.http.streaming.token_streams import Batches, Chats
 
@@ -87,6 +97,32 @@ async def test_time_is_noted_of_each_parser(monkeypatch: pytest.MonkeyPatch) -> 
     context.put(spent)
     timed(Slow)().parse_delta("text", [1], None, finished=False)
     assert spent.seconds == 2.5
+
+
+def parse(parser: Any, outputs: int) -> None:
+    for _ in range(outputs):
+        parser.parse_delta("text", [1], None, finished=False)
+
+
+def test_a_stream_that_takes_ever_longer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = itertools.count(step=2 * LONG_S)
+    monkeypatch.setattr(parsing, "time", SimpleNamespace(thread_time=lambda: next(now)))
+    parser: Any = timed(Slow)()
+    parse(parser, FEW + 1)
+    with pytest.raises(VLLMValidationError, match="takes too long to be parsed"):
+        parse(parser, 1)
+
+
+def test_a_pause_now_and_then_is_no_fault_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(thread_time=lambda: 0.0)
+    monkeypatch.setattr(parsing, "time", clock)
+    parser: Any = timed(Slow)()
+    for _ in range(10):
+        parse(parser, 120)
+        pauses = iter([0.0, 2 * LONG_S])
+        clock.thread_time = lambda pauses=pauses: next(pauses)
+        parse(parser, 1)
+        clock.thread_time = lambda: 0.0
 
 
 @pytest.mark.parametrize("tools", ["hermes", "pythonic", "mistral"])
