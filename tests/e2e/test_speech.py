@@ -29,6 +29,7 @@ class SpeechLab:
 
     def post(self, path: str, clip: bytes, **fields: Any) -> tuple[httpx.Response, httpx.Response]:
         fields = {**SHORT, "model": "demo", "language": "en", "temperature": "0"} | fields
+        fields = {name: value for name, value in fields.items() if value is not None}
         answers = [
             endpoint.http.post(path, data=fields, files={"file": ("a.wav", clip)})
             for endpoint in (self.router, self.plain)
@@ -89,8 +90,7 @@ def test_sounds_of_every_rate_and_format(
 
 
 def test_a_language_is_found_in_the_sound(lab: SpeechLab) -> None:
-    ours, theirs = lab.post(TRANSCRIBE, sound("language"), language="")
-    assert (ours.status_code, ours.text) == (theirs.status_code, theirs.text)
+    assert lab.ask(TRANSCRIBE, sound("language"), language=None)["text"]
 
 
 def test_they_come_as_a_stream(lab: SpeechLab) -> None:

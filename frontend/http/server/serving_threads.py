@@ -1,10 +1,13 @@
-"""Give vLLM's serving objects threads of ours: to decode speech, and to tokenize for scores."""
+"""Give vLLM's serving objects threads of ours: to decode speech, and to tokenize for scores.
+
+Speech without a language gets an error that says so, where the model can't detect one."""
 
 import asyncio
 from typing import Any, Final, TypeAlias
 
 from fastapi import FastAPI
 from vllm import envs
+from vllm.exceptions import VLLMValidationError
 from vllm.utils.async_utils import make_async
 
 from common.aio.watched_threads import WatchedThreads
@@ -30,6 +33,25 @@ def watch_speech(app: FastAPI, limit_s: float) -> None:
         serving._preprocess_executor = threads
         decode = make_async(serving._decode_and_chunk_speech, executor=threads)
         serving._decode_and_chunk_speech_async = decode
+        if _lacks_languages(serving):
+            serving._detect_language = _refuse_detection
+
+
+def _lacks_languages(serving: Vllms) -> bool:
+    """Return whether a model detects languages by tokens that its tokenizer does not have."""
+    model: Vllms = getattr(serving, "model_cls", None)
+    if not getattr(model, "supports_explicit_language_detection", False):
+        return False
+    tokens = model.get_language_token_ids(serving.tokenizer)
+    return not {None, serving.tokenizer.unk_token_id}.isdisjoint(tokens)
+
+
+async def _refuse_detection(audio: Vllms, request_id: str) -> str:
+    raise VLLMValidationError(
+        "this model can't detect the language of a sound: set language to its ISO 639-1 code, "
+        "for example en",
+        parameter="language",
+    )
 
 
 def tokenize_scores_aside(app: FastAPI, tokenizing: Tokenizing) -> None:

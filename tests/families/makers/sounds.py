@@ -3,6 +3,7 @@
 from typing import Any
 
 import transformers as hf
+from vllm.model_executor.models.whisper import ISO639_1_SUPPORTED_LANGS
 
 from tests.families.makers.base import (
     HEADS,
@@ -46,12 +47,12 @@ def audio_flamingo3() -> Tiny:
 
 
 _SPOKEN = ("<|startoftranscript|>", "<|transcribe|>", "<|translate|>", "<|notimestamps|>")
-_LANGUAGES = ("<|en|>", "<|de|>", "<|fr|>")
 
 
 def whisper() -> Tiny:
     """Whisper: an encoder and a decoder, which no chat goes through."""
-    tokenizer = vocabulary(chat(), *_SPOKEN, *_LANGUAGES)
+    languages = [f"<|{code}|>" for code in ISO639_1_SUPPORTED_LANGS]
+    tokenizer = vocabulary(chat(), *_SPOKEN, *languages)
     config = hf.WhisperConfig(
         **ears(),
         vocab_size=len(tokenizer),
