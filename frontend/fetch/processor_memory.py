@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, Final, Self
 
+import numpy as np
 import torch
 from PIL import Image
 from torch.overrides import TorchFunctionMode
@@ -25,6 +26,12 @@ _INTEGER_BYTES: Final = 4
 """The same where the engine normalizes pixels (``--mm-device-do-normalize``): 3.0 to 3.6."""
 
 _PIL_RESIZE: Final = Image.Image.resize
+_PIL_ARRAY: Final[Any] = Image.Image.__array_interface__
+
+_LARGE: Final = 4_000_000
+"""Pixels of a picture that becomes an array strip by strip."""
+
+_STRIP_BYTES: Final = 1 << 18
 
 
 class _Threads(threading.local):
@@ -92,6 +99,10 @@ def limit_processors(policy: FetchPolicy) -> None:
     """Tell the processors of this process the most memory for a medium. May be called twice."""
     ProcessorMemory.limit = policy.max_processor_bytes
     Image.Image.resize = _resize  # type: ignore[method-assign] # one for all pictures
+    pictures: Any = Image.Image
+    if hasattr(pictures, "__array_interface__"):
+        del pictures.__array_interface__  # NumPy would take it rather than ``__array__``
+    pictures.__array__ = _array
 
 
 @wraps(_PIL_RESIZE)
@@ -99,6 +110,28 @@ def _resize(self: Image.Image, size: Any, *args: Any, **kwargs: Any) -> Image.Im
     if _THREADS.memory is not None:
         _THREADS.memory.take(math.prod(size) * len(self.getbands()))
     return _PIL_RESIZE(self, size, *args, **kwargs)
+
+
+def _array(self: Image.Image, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    """Return a picture's values, of which Pillow and NumPy would hold three copies meanwhile."""
+    if self.width * self.height <= _LARGE or self.mode not in ("L", "RGB", "RGBA"):
+        return np.array(_Interface(_PIL_ARRAY.fget(self)), dtype, copy=copy)
+    bands = len(self.getbands())
+    whole = np.empty((self.height, self.width, bands), np.uint8)
+    rows = max(1, _STRIP_BYTES // (self.width * bands))
+    for top in range(0, self.height, rows):
+        strip = self.crop((0, top, self.width, min(top + rows, self.height)))
+        values = np.frombuffer(strip.tobytes(), np.uint8)
+        whole[top : top + rows] = values.reshape(-1, self.width, bands)
+    made = whole if bands > 1 else whole[..., 0]
+    return made if dtype is None else made.astype(dtype, copy=False)
+
+
+class _Interface:
+    """NumPy's array interface, with its bytes."""
+
+    def __init__(self, interface: dict[str, Any]) -> None:
+        self.__array_interface__ = interface
 
 
 def _interpolated(

@@ -1,5 +1,6 @@
 """A processor that would enlarge media beyond its memory stops before it does."""
 
+import tracemalloc
 from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
@@ -130,3 +131,27 @@ def test_usual_options_are_taken() -> None:
         {"max_pixels": 12_845_056, "size": {"longest_edge": 25_165_824}, "fps": 2.5, "a": "b"}
     )
     check_options({"max_dynamic_patch": 12, "use_audio_in_video": True, "max_length": None})
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L"])
+def test_a_large_picture_becomes_an_array_without_further_copies(mode: str) -> None:
+    noise = Image.effect_noise((3000, 1501), 90.0)
+    shown = Image.merge(mode, [noise, noise.rotate(90), noise, noise][: len(mode)])
+    expected = np.frombuffer(shown.tobytes(), np.uint8).reshape(1501, 3000, -1)
+    tracemalloc.start()
+    array = np.array(shown, copy=True)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert array.shape == ((1501, 3000) if mode == "L" else (1501, 3000, len(mode)))
+    assert (array.reshape(expected.shape) == expected).all()
+    assert peak < 1.2 * array.nbytes
+    assert np.asarray(shown, np.float32).dtype == np.float32
+
+
+@pytest.mark.parametrize("mode", ["1", "P", "LA", "I;16", "F", "RGB"])
+def test_other_pictures_become_the_arrays_that_they_were(mode: str) -> None:
+    shown = Image.effect_noise((33, 20), 90.0).convert(mode)
+    array = np.asarray(shown)
+    assert array.shape[:2] == (20, 33)
+    raw = ("raw", "L") if mode == "1" else ()
+    assert array.tobytes() == shown.tobytes(*raw)
