@@ -6,17 +6,17 @@ that answers differently the next time changes nothing.
 
 import asyncio
 import socket
-from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Lock
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Final, TypeAlias
+from weakref import WeakValueDictionary
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from frontend.fetch.allowance import current_allowance
 from frontend.media_limits import FetchPolicy, UnfetchableError
-from frontend.request_context import Tenant, current_context
+from frontend.request_context import current_context
 
 Lookup: TypeAlias = Callable[[str], Sequence[str]]
 """Blocking: the addresses of a name. Raises socket.gaierror if it has none."""
@@ -24,8 +24,9 @@ Lookup: TypeAlias = Callable[[str], Sequence[str]]
 THREADS: Final = 256
 """Look-ups at once, in threads of our own: name servers that never answer hold up only fetches."""
 
-MAX_TENANT_LOOKUPS: Final = THREADS // 2
-"""Look-ups of one tenant at once, those that nobody waits for any more included."""
+MAX_CALLER_LOOKUPS: Final = THREADS // 2
+"""Look-ups at once for one tenant, or one host where there are no API keys. Those that nobody waits
+for any more count until their threads return; others wait."""
 
 TIMEOUT_S: Final = 10.0
 """Of one look-up: enough for a system that asks a dead name server for 5 s before the next one."""
@@ -44,8 +45,7 @@ class CheckedResolver(AbstractResolver):
         self._policy = policy
         self._lookup = lookup
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="media-names")
-        self._lookups: Counter[Tenant] = Counter()
-        self._lock = Lock()
+        self._slots: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
@@ -60,7 +60,7 @@ class CheckedResolver(AbstractResolver):
         """
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                found = await asyncio.wrap_future(self._begin(host))
+                found = await self._find(host)
         except TimeoutError as error:
             raise UnfetchableError("its host's name was not found in time", "timeout") from error
         except (socket.gaierror, UnicodeError) as error:
@@ -81,24 +81,24 @@ class CheckedResolver(AbstractResolver):
             for address in allowed
         ]
 
-    def _begin(self, host: str) -> Future[Sequence[str]]:
-        """Begin a look-up. It counts for its request and tenant until its thread returns."""
-        tenant, allowance = current_context().tenant, current_allowance(self._policy)
+    async def _find(self, host: str) -> Sequence[str]:
+        context, allowance = current_context(), current_allowance(self._policy)
+        caller = context.tenant or context.peer
+        slots = self._slots.setdefault(caller, asyncio.Semaphore(MAX_CALLER_LOOKUPS))
+        loop = asyncio.get_running_loop()
 
         def ended(_: object) -> None:
             allowance.return_lookup()
-            with self._lock:
-                self._lookups[tenant] -= 1
-                if not self._lookups[tenant]:
-                    del self._lookups[tenant]
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(slots.release)
 
-        with self._lock:
-            if self._lookups[tenant] >= MAX_TENANT_LOOKUPS or not allowance.take_lookup():
-                raise UnfetchableError("too many names of hosts are still looked up", "timeout")
-            self._lookups[tenant] += 1
+        await slots.acquire()
+        if not allowance.take_lookup():
+            slots.release()
+            raise UnfetchableError("too many names of hosts are still looked up", "timeout")
         lookup = self._threads.submit(self._lookup, host)
         lookup.add_done_callback(ended)
-        return lookup
+        return await asyncio.wrap_future(lookup)
 
     async def close(self) -> None:
         """Stop the threads without waiting for look-ups under way."""
