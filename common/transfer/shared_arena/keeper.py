@@ -7,20 +7,21 @@ may. For one event loop, which nothing here keeps waiting: who waits is answered
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import Final
 
 from common.aio.ipc import FrameProtocol
+from common.aio.supervised import Work, once
 from common.errors import ArenaFullError, ArenaUnavailableError
 from common.identity import MmHash
 from common.transfer.arena import Arena, Lease, ReservedSegment, SegmentLayout
 from common.transfer.shared_arena import messages
-from common.transfer.shared_arena.media_claims import HASHES_KEPT, Claims, MediaNames
+from common.transfer.shared_arena.media_claims import HASHES_KEPT, MediaNames
 from common.transfer.shared_arena.messages import (
     Forget,
-    GaveBack,
     GiveBack,
     Granted,
     Nothing,
@@ -78,9 +79,6 @@ class Session:
         self._rooms[token] = room
         self.protocol.send(Room(number, token, room.offset, room.generation))
 
-    def refuse(self, number: int, reason: str) -> None:
-        self.protocol.send(Refused(number, reason))
-
     def forget(self) -> None:
         self.protocol.send(Forget())
 
@@ -94,12 +92,15 @@ class Session:
                 self._grant_if_any(number, self._keeper.arena.lease(mm_hash))
             case messages.Reserve(number, mm_hash, envelope_size, buffer_sizes):
                 layout = SegmentLayout(envelope_size, buffer_sizes)
-                self._keeper.reserve(self, number, mm_hash, layout)
+                reserve = partial(self._reserve, number, mm_hash, layout)
+                self._keeper.spawn(self, reserve)
             case messages.Complete(token, note):
                 self._leases[token] = lease = self._rooms.pop(token).publish(note or None)
-                self._keeper.written(lease.mm_hash)
+                self._keeper.change(lease.mm_hash)
             case messages.GiveUp(token):
-                self._give_up(self._rooms.pop(token))
+                segment = self._rooms.pop(token).taken_over()
+                self._keeper.arena.free(segment)
+                self._keeper.change(segment.mm_hash)
             case messages.Release(tokens):
                 for token in tokens:
                     self._leases.pop(token).release()
@@ -110,11 +111,11 @@ class Session:
             case messages.GaveBack():
                 self._keeper.gave_back(self)
             case messages.Claim(number, key):
-                self._claim(number, key)
+                self._keeper.spawn(self, partial(self._claim, number, key))
             case messages.Landed(key, mm_hash):
                 if mm_hash is not None:
                     self._keeper.names.remember(_HASHES, key, mm_hash, HASHES_KEPT)
-                self._keeper.claims.end(key, self)
+                self._keeper.end_claims(self, [key])
             case messages.Remember(number, space, name, mm_hash, most):
                 self._keeper.names.remember(b"\0" + space, name, mm_hash, most)
                 self.protocol.send(Nothing(number))
@@ -122,10 +123,30 @@ class Session:
                 found = self._keeper.names.recall(b"\0" + space, name)
                 self.protocol.send(Recalled(number, found))
 
-    def _give_up(self, room: ReservedSegment) -> None:
-        segment = room.taken_over()
-        self._keeper.arena.free(segment)
-        self._keeper.written(segment.mm_hash)
+    async def _reserve(self, number: int, mm_hash: MmHash, layout: SegmentLayout) -> None:
+        """Answer a request for room, once nobody else writes the item."""
+        asked_back = False
+        while self.alive:
+            try:
+                found = self._keeper.arena.reserve_now(mm_hash, layout)
+            except ArenaFullError as error:
+                if asked_back:
+                    self.protocol.send(Refused(number, str(error)))
+                    return
+                asked_back = True
+                await self._keeper.make_room()
+            except ArenaUnavailableError as error:
+                self.protocol.send(Refused(number, str(error)))
+                return
+            else:
+                if found is None:
+                    await self._keeper.changed(mm_hash)
+                elif isinstance(found, Lease):
+                    self.grant(number, found)
+                    return
+                else:
+                    self.give_room(number, mm_hash, found)
+                    return
 
     def _grant_if_any(self, number: int, lease: Lease | None) -> None:
         if lease is None:
@@ -133,18 +154,21 @@ class Session:
         else:
             self.grant(number, lease)
 
-    def _claim(self, number: int, key: bytes) -> None:
-        if not self.alive:
-            return
-        mm_hash = self._keeper.names.recall(_HASHES, key)
-        lease = None if mm_hash is None else self._keeper.arena.lease(mm_hash)
-        if lease is not None and lease.note is not None:
-            self.grant(number, lease)
-            return
-        if lease is not None:  # nobody knows how it is put into prompts
-            lease.release()
-        if self._keeper.claims.take(key, self, partial(self._claim, number, key)):
-            self.protocol.send(Nothing(number))
+    async def _claim(self, number: int, key: bytes) -> None:
+        """Grant the item of a medium, or have this process make it once nobody else does."""
+        keeper = self._keeper
+        while self.alive:
+            mm_hash = keeper.names.recall(_HASHES, key)
+            lease = None if mm_hash is None else keeper.arena.lease(mm_hash)
+            if lease is not None and lease.note is not None:
+                self.grant(number, lease)
+                return
+            if lease is not None:  # nobody knows how it is put into prompts
+                lease.release()
+            if keeper.claims.setdefault(key, self) is self:
+                self.protocol.send(Nothing(number))
+                return
+            await keeper.changed(key)
 
 
 class ArenaKeeper:
@@ -157,13 +181,13 @@ class ArenaKeeper:
         """
         self.arena = arena
         self.names = MediaNames()
-        self.claims = Claims()
+        self.claims: dict[bytes, Session] = {}  # who processes which medium
         self._quarantine_s = quarantine_s
         self._sessions: set[Session] = set()
-        self._writing: dict[MmHash, list[Callable[[], None]]] = {}
         self._asked: set[Session] = set()
-        self._for_room: list[Callable[[], None]] = []
-        self._timer: asyncio.TimerHandle | None = None
+        self._changed: dict[MmHash | bytes | None, asyncio.Event] = {}
+        self._making_room: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def users(self) -> int:
@@ -175,73 +199,49 @@ class ArenaKeeper:
         self._sessions.add(session)
         await asyncio.get_running_loop().connect_accepted_socket(lambda: session.protocol, end)
 
-    def reserve(
-        self, session: Session, number: int, mm_hash: MmHash, layout: SegmentLayout
-    ) -> None:
-        """Answer a request for room, now or later."""
-        again = partial(self.reserve, session, number, mm_hash, layout)
-        self._try_to_reserve(session, number, mm_hash, layout, again, last=False)
+    def spawn(self, session: Session, work: Work) -> None:
+        """Answer a process later. One that would get no answer is ended."""
+        answering = once("arena keeper", work, lambda _: session.protocol.close())
+        task = asyncio.create_task(answering)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    def _try_to_reserve(
-        self,
-        session: Session,
-        number: int,
-        mm_hash: MmHash,
-        layout: SegmentLayout,
-        again: Callable[[], None],
-        *,
-        last: bool,
-    ) -> None:
-        if not session.alive:
-            return
-        try:
-            found = self.arena.reserve_now(mm_hash, layout)
-        except ArenaUnavailableError as error:
-            session.refuse(number, str(error))
-        except ArenaFullError as error:
-            if last:
-                session.refuse(number, str(error))
-            else:
-                retry = partial(
-                    self._try_to_reserve, session, number, mm_hash, layout, again, last=True
-                )
-                self._make_room(retry)
-        else:
-            if found is None:
-                self._writing.setdefault(mm_hash, []).append(again)
-            elif isinstance(found, Lease):
-                session.grant(number, found)
-            else:
-                session.give_room(number, mm_hash, found)
+    async def changed(self, what: MmHash | bytes | None) -> None:
+        """Wait until an item was written or given up, the claim of a key ended, or, for None, a
+        process gave back.
+        """
+        await self._changed.setdefault(what, asyncio.Event()).wait()
 
-    def written(self, mm_hash: MmHash) -> None:
-        """Somebody has written an item, or won't."""
-        for again in self._writing.pop(mm_hash, []):
-            again()
+    def change(self, what: MmHash | bytes | None) -> None:
+        if (event := self._changed.pop(what, None)) is not None:
+            event.set()
 
-    def _make_room(self, then: Callable[[], None]) -> None:
-        """Have all processes give back what they lease for later, and go on."""
-        self._for_room.append(then)
-        if self._timer is not None:
-            return
-        self._timer = asyncio.get_running_loop().call_later(GIVE_BACK_S, self._room_made)
+    async def make_room(self) -> None:
+        """Have all processes give back what they lease for later."""
+        if self._making_room is None:
+            self._making_room = asyncio.create_task(self._ask_back())
+        await self._making_room
+
+    async def _ask_back(self) -> None:
         self._asked = set(self._sessions)
         for session in self._asked:
             session.protocol.send(GiveBack())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GIVE_BACK_S):
+                while self._asked:
+                    await self.changed(None)
+        self._making_room = None
 
-    def gave_back(self, session: Session, _: GaveBack | None = None) -> None:
+    def gave_back(self, session: Session) -> None:
         """A process has given back what it could, or is gone."""
         self._asked.discard(session)
-        if not self._asked and self._timer is not None:
-            self._room_made()
+        self.change(None)
 
-    def _room_made(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None
-        waiting, self._for_room = self._for_room, []
-        for then in waiting:
-            then()
+    def end_claims(self, session: Session, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            if self.claims.get(key) is session:
+                del self.claims[key]
+                self.change(key)
 
     def clear(self, by: Session) -> None:
         """Nobody knows any more what was kept until now."""
@@ -270,6 +270,6 @@ class ArenaKeeper:
         if leases or segments:
             asyncio.get_running_loop().call_later(self._quarantine_s, give_back)
         for segment in segments:
-            self.written(segment.mm_hash)
-        self.claims.end_all(session)
+            self.change(segment.mm_hash)
+        self.end_claims(session, [*self.claims])
         self.gave_back(session)

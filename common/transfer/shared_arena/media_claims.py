@@ -4,7 +4,7 @@ For one event loop.
 """
 
 import asyncio
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from functools import partial
 from typing import Final
 
@@ -64,33 +64,6 @@ class MediaNames:
 
     def clear(self) -> None:
         self._spaces.clear()
-
-
-class Claims:
-    """Which medium is being processed by whom, and who waits for it."""
-
-    def __init__(self) -> None:
-        self._owners: dict[bytes, object] = {}
-        self._waiting: dict[bytes, list[Callable[[], None]]] = {}
-
-    def take(self, key: bytes, owner: object, later: Callable[[], None]) -> bool:
-        """Whether an owner is at it, from now on or already, since nobody else is; otherwise it is
-        called later, once that has changed."""
-        if self._owners.setdefault(key, owner) is owner:
-            return True
-        self._waiting.setdefault(key, []).append(later)
-        return False
-
-    def end(self, key: bytes, owner: object) -> None:
-        """Whoever was at it no longer is. Nothing if that was somebody else."""
-        if self._owners.get(key) is owner:
-            del self._owners[key]
-            for later in self._waiting.pop(key, []):
-                later()
-
-    def end_all(self, owner: object) -> None:
-        for key in [key for key, each in self._owners.items() if each is owner]:
-            self.end(key, owner)
 
 
 class MediaClaims:

@@ -130,6 +130,20 @@ async def test_a_user_that_gives_nothing_back_in_time_keeps_nobody_waiting(
     hung.close()
 
 
+async def test_an_answer_that_fails_ends_the_connection_of_who_waits_for_it(
+    attach: Attach, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("a mistake of ours")
+
+    one, other = await attach(), await attach()
+    with monkeypatch.context() as broken:
+        broken.setattr(arena, "reserve_now", fails)
+        with pytest.raises(ArenaUnavailableError):
+            await written(one, "a")
+    (await written(other, "a")).release()
+
+
 async def test_who_wants_what_another_is_writing_waits_and_gets_it(attach: Attach) -> None:
     one, other = await attach(), await attach()
     room = await asyncio.to_thread(one.reserve, MmHash("a"), LAYOUT)
