@@ -13,7 +13,7 @@ from common.aio.processes import end_with_parent, python_command
 from common.errors import MmRouterError
 from common.launcher.frontend_access import url_of
 from common.launcher.options import Plan
-from common.launcher.readiness import Place, awaited
+from common.launcher.readiness import Place, awaited, cannot_serve
 from common.launcher.sweeper import Sweeper
 from common.launcher.what_to_paste import tries
 
@@ -143,6 +143,10 @@ class Fleet:
             for each in self._started.values():
                 if each.ended:
                     raise EndedError(f"{_report(each)}; it had not started yet")
+            for name, place in places.items():
+                # It would try again, and workers of other hosts may be better.
+                if self._plan.workers and name not in ready and (why := cannot_serve(place.log)):
+                    raise EndedError(f"{name}: {why}")
             left = awaited(places, logs)
             for name in [*places, *logs]:
                 if name not in left and name not in ready:

@@ -22,7 +22,7 @@ def progress(url: str, log: Path | None) -> str:
     """
     status, body = get(url, "/mmrouter/workers")
     if status == LOCKED:
-        served = log is None or re.search(rb"frontend\.app: serving ", log.read_bytes())
+        served = log is None or re.search(rb"frontend\.models: serving ", log.read_bytes())
         return "guarded" if served else "waiting"
     if status in (NOBODY, SILENT):
         return "busy" if status == SILENT else "starting"
@@ -32,6 +32,13 @@ def progress(url: str, log: Path | None) -> str:
     workers = json.loads(body) if status == 200 else []
     there = [str(worker["worker_id"]) for worker in workers if worker["gone_at"] is None]
     return " ".join(["healthy" if health == 200 else "waiting", *there])
+
+
+def cannot_serve(log: Path | None) -> str:
+    """Return what a frontend's log says of a model that it can't serve; empty if nothing."""
+    said = b"" if log is None else log.read_bytes()
+    found = re.search(rb"frontend\.models: (model .+ can't be served: .+)", said)
+    return found[1].decode(errors="replace") if found else ""
 
 
 STAGES: Final = (

@@ -150,7 +150,7 @@ def _serve(call: Call, cards: Path) -> None:
         server.socket = context.wrap_socket(
             server.socket, server_side=True, do_handshake_on_connect=False
         )
-    print("INFO [frontend] frontend.app: serving demo", flush=True)
+    print("INFO [frontend] frontend.models: serving demo", flush=True)
     server.serve_forever()
 
 

@@ -54,6 +54,16 @@ def test_nobody_listens() -> None:
     assert awaited(f"http://127.0.0.1:{free_port()}") == "frontend: it does not listen yet"
 
 
+def test_a_model_that_its_frontend_can_not_serve_is_found_on_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("INFO [frontend] frontend.models: loading the processor of /models/x\n")
+    assert readiness.cannot_serve(None) == readiness.cannot_serve(log) == ""
+    with log.open("a") as file:
+        file.write("ERROR [frontend] frontend.models: model x can't be served: no such file\n")
+        file.write("ERROR [frontend] frontend.workers.fleets: worker w0 refused\n")
+    assert readiness.cannot_serve(log) == "model x can't be served: no such file"
+
+
 def test_one_that_asks_for_a_certificate_is_ready_when_its_log_says_so(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "ca")
     pair = authority.certify("127.0.0.1")
@@ -69,7 +79,7 @@ def test_one_that_asks_for_a_certificate_is_ready_when_its_log_says_so(tmp_path:
             assert "it has no worker yet" in awaited(url, log=log)
             assert awaited(url) == ""
             with log.open("a") as file:
-                file.write("INFO [frontend] frontend.app: serving demo\n")
+                file.write("INFO [frontend] frontend.models: serving demo\n")
             assert awaited(url, log=log) == ""
         log.write_text("INFO [frontend] frontend.app: waiting for workers in /cards\n")
 
