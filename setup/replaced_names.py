@@ -62,10 +62,10 @@ PROCESS: Final = (
         {"frontend/http/streaming/merging.py": ("vars(module)[_NAME]",)},
     ),
     Mechanism(
-        "Decoders and resamplers open nothing but the bytes that they are given, and take what "
-        "these need.",
-        "Models' own code calls the decoders too. They have no setting for a process, but for "
-        "Pillow's and vLLM's largest picture.",
+        "Decoders, resamplers and processors open nothing but the bytes that they are given, and "
+        "take what these need.",
+        "Models' own code calls them too. They have no setting for a process, but for Pillow's and "
+        "vLLM's largest picture.",
         {
             "common/media/decoder_guard.py": (
                 "ImageMediaIO.load_bytes",
@@ -81,6 +81,11 @@ PROCESS: Final = (
             ),
             "common/vllm_compat/features.py": ("OpenCVVideoBackendMixin.demux_count_frames",),
             "frontend/fetch/decoders.py": ("Image.MAX_IMAGE_PIXELS", "envs.VLLM_MAX_IMAGE_PIXELS"),
+            "frontend/fetch/processor_memory.py": (
+                "Image.Image.resize",
+                "pictures.__array__",
+                "pictures.__array_interface__",
+            ),
         },
     ),
     Mechanism(
@@ -157,6 +162,7 @@ OBJECTS: Final = (
             "frontend/http/server/serving_threads.py": (
                 "serving._build_prompts",
                 "serving._decode_and_chunk_speech_async",
+                "serving._detect_language",
                 "serving._preprocess_executor",
             ),
             "frontend/http/streaming/stream_errors.py": (

@@ -17,6 +17,7 @@ ROOT: Final = Path(__file__).parents[1]
 PACKAGES: Final = ("backend_worker", "common", "frontend")
 
 THROUGH: Final[Mapping[str, str]] = {
+    "common/cli/mmrouter.py": "common/test_mmrouter_command.py",
     "common/transfer/pages.py": "common/test_large_memory.py",
     **{
         f"common/launcher/{name}.py": "deploy/test_up.py"
