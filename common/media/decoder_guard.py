@@ -10,6 +10,7 @@ Holds for the whole process, whoever calls the decoders: vLLM's loaders, its rou
 transcriptions, or a model's own code.
 """
 
+import contextlib
 import ctypes
 import logging
 import math
@@ -27,11 +28,12 @@ import av
 import cv2
 import numpy as np
 import torch
-from PIL import AvifImagePlugin, Image, ImageFile, PpmImagePlugin
+from PIL import AvifImagePlugin, ExifTags, Image, ImageFile, PpmImagePlugin
 from torch.nn.functional import conv1d, pad
 from vllm.multimodal import audio as resampling
 from vllm.multimodal import image
 from vllm.multimodal.media import ImageMediaIO, MediaWithBytes, audio
+from vllm.multimodal.media import image as media_image
 from vllm.multimodal.video_decoders import torchcodec
 
 from common.media.avif_size import avif_pixels
@@ -89,6 +91,10 @@ _PIECE: Final = 64 << 20
 _TORCH_LOAD: Final[Any] = torch.load
 
 _VLLMS_LOAD: Final[Any] = ImageMediaIO.load_bytes
+_VLLMS_UPRIGHT: Final[Any] = image.normalize_image
+_TURNED: Final = range(2, 9)
+"""Orientations of EXIF other than upright."""
+
 _DEEP: Final = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
 """Pillow's modes of 16 bits; ``I`` is one as well in a PNG or a PPM."""
 
@@ -129,6 +135,7 @@ def guard_decoders() -> None:
     vars(av)["AudioResampler"] = _Resampler
     torch.load = _guarded_load
     ImageMediaIO.load_bytes = _load_deep
+    media_image.normalize_image = _turn_upright
     cv2.VideoCapture = _guarded_capture  # type: ignore[assignment, misc] # its objects
     _limit_ffmpegs_memory()
 
@@ -148,6 +155,15 @@ def _load_deep(self: ImageMediaIO, data: bytes) -> MediaWithBytes[Image.Image]:
     grey = Image.fromarray((deep >> 8).astype(np.uint8))
     config = {**(loaded.io_config or {}), "bits": 8}
     return MediaWithBytes(self._convert_image_mode(grey), data, config)
+
+
+def _turn_upright(picture: Image.Image) -> Image.Image:
+    """Do what vLLM's does, which copies a picture that is upright: 0.3 GB of the largest."""
+    with contextlib.suppress(Exception):
+        picture.load()
+        if picture.getexif().get(ExifTags.Base.Orientation) not in _TURNED:
+            return picture
+    return _VLLMS_UPRIGHT(picture)
 
 
 def _open_avif(fp: IO[bytes], filename: str | bytes = "") -> ImageFile.ImageFile:

@@ -12,12 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
+from PIL.PngImagePlugin import PngImageFile
 from vllm import envs
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.exceptions import VLLMUnprocessableEntityError, VLLMValidationError
 from vllm.multimodal.hasher import MultiModalHasher
-from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector, MediaWithBytes
+from vllm.multimodal.media import (
+    MEDIA_CONNECTOR_REGISTRY,
+    ImageMediaIO,
+    MediaConnector,
+    MediaWithBytes,
+)
 
 from common.media.decoder_guard import guard_decoders
 from frontend.fetch.allowance import RequestAllowance
@@ -368,3 +374,20 @@ async def test_embeddings(make_loader: MakeLoader, kind: str) -> None:
     small = FrontendMediaConnector(make_loader(max_mb=0.0001))
     with pytest.raises(VLLMUnprocessableEntityError, match="larger than"):
         await getattr(small, f"fetch_{kind}_embedding_async")(in_base64(tensor))
+
+
+@pytest.mark.parametrize("orientation", [None, *range(10)])
+def test_pictures_are_turned_as_vllm_turns_them(orientation: int | None) -> None:
+    exif = Image.Exif()
+    if orientation is not None:
+        exif[0x0112] = orientation
+    data = encoded("JPEG", exif=exif)
+    guard_decoders()
+    turned = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    assert np.array_equal(np.asarray(ImageMediaIO().load_bytes(data).media), np.asarray(turned))
+
+
+def test_an_upright_picture_is_not_copied() -> None:
+    guard_decoders()
+    loaded = ImageMediaIO().load_bytes(encoded("PNG")).media
+    assert isinstance(loaded, PngImageFile), "as it was opened"
