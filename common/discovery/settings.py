@@ -95,7 +95,6 @@ class DiscoverySettings(FlagSettings):
         return without_secrets(super().shown(field, value))
 
     def open(self) -> Discovery:
-        """Return the place itself. Nothing is touched yet."""
         return open_discovery(self.discovery)
 
 

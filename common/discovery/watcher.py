@@ -188,7 +188,6 @@ class PollingWatcher(CardWatcher):
             await self._place.close()
 
     async def _look(self) -> None:
-        """Note what has changed since the last look."""
         now = self._clock()
         # The reader itself may have stood still, and leases do while nothing can be read.
         passed = min(now - self._looked_at, 4 * self._place.poll_s)

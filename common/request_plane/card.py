@@ -58,7 +58,6 @@ def _name(name: str) -> str:
 
 
 def _on_one_line(path: str) -> str:
-    """It stands in log lines."""
     if not path.isprintable():
         raise ValueError("it has characters that can't be printed")
     return path

@@ -113,7 +113,6 @@ async def count_refusals(monitor: zmq.asyncio.Socket, socket: str) -> None:
 
 
 def leaves_host(endpoint: str) -> bool:
-    """Whether a ZMQ endpoint can be reached from, or is on, another host."""
     scheme, _, address = endpoint.partition("://")
     if scheme in ("ipc", "inproc"):
         return False

@@ -159,7 +159,6 @@ def has_the_models_name(name: str) -> str:
 
 
 def name_of(operation: Operation) -> str:
-    """As routes and vLLM call it."""
     return str(operation.__struct_config__.tag)
 
 

@@ -211,7 +211,6 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
 
     @property
     def prompt_tokens(self) -> int:
-        """How long its prompt is, in tokens or in embeddings that stand for them."""
         if self.prompt_token_ids is None and self.prompt_embeds is not None:
             return len(self.prompt_embeds)
         return len(self.prompt_token_ids or ())

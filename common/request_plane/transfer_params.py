@@ -23,6 +23,5 @@ def drop_transfer_params(params: object) -> None:
 
 
 def names_encoder(params: object) -> bool:
-    """Whether it says that another server has encoded its media."""
     extra = params.extra_args if isinstance(params, SamplingParams) else None
     return bool(extra and extra.get("ec_transfer_params"))

@@ -238,7 +238,6 @@ def _stored(event: _BlockStored, hashes: list[BlockHash], group: int, offloaded:
 
 
 def _hashes(raw: msgspec.Raw) -> list[BlockHash]:
-    """Return the hashes, if all are whole SHA-256 digests."""
     if _length(raw) > _MAX_HASHES:
         raise MalformedEventError("hash-count", f"an event of more than {_MAX_HASHES:,} blocks")
     try:
@@ -255,7 +254,6 @@ def _hashes(raw: msgspec.Raw) -> list[BlockHash]:
 
 
 def _length(raw: msgspec.Raw) -> int:
-    """Return how many entries a list has, by its first bytes."""
     head = bytes(memoryview(raw)[:5])
     match head[0]:
         case 0xDC:

@@ -245,7 +245,6 @@ class Roster:
         return self.indexes.holdings(target)
 
     def knowledge(self) -> dict[Knowledge, int]:
-        """Count the targets by how well they are known."""
         states = Counter(self.state(target).knowledge for target in self._listing.targets)
         return {knowledge: states[knowledge] for knowledge in Knowledge}
 

@@ -21,7 +21,6 @@ CONFLICT: Final = "adapter %s is at %s on worker %s, which gets no requests for 
 
 
 def key_of(adapter: Adapter) -> LoraKey:
-    """Return what of an adapter enters block hashes."""
     return LoraKey(adapter.name, adapter.path)
 
 

@@ -51,7 +51,6 @@ class Contract:
 
     @property
     def first(self) -> WorkerCard | None:
-        """The first card that fits, None until there is one."""
         return self._card.result() if self._card.done() else None
 
     async def card(self) -> WorkerCard:
@@ -115,7 +114,6 @@ class Refusals:
         self._endpoints.pop(run, None)
 
     def notices(self) -> Iterator["Notice"]:
-        """Return what to tell the refused workers that can be told."""
         for run, endpoint in self._endpoints.items():
             yield Notice(run, endpoint, self._reasons[run])
 

@@ -70,7 +70,6 @@ class Dispatch:
 
     @property
     def awaited(self) -> bool:
-        """Whether the task of the request has read all answers and waits for the next one."""
         return self._reader is not None and not self._reader.done()
 
     def put(self, answer: Answer | Exception) -> None:
@@ -122,6 +121,5 @@ def is_last(answer: Answer) -> bool:
 
 
 def ship(handles: Sequence[MediaHandle]) -> tuple[list[bytes], Sequence[Frame]]:
-    """The metadata of items for their message, and the frames that go with it."""
     metadata, frames = join_frames(handles)
     return [encode_metadata(each) for each in metadata], frames

@@ -109,7 +109,6 @@ class Fleet:
         raise nobody(len(self.refusals.by_worker()))
 
     def joined_since(self, worker_id: WorkerId, moment: float) -> bool:
-        """Return whether a worker came, or came back, after a monotonic moment."""
         holder = self.members.holder(worker_id)
         return holder is not None and holder.joined > moment
 
@@ -274,7 +273,6 @@ class Keeper:
         self._context.destroy(linger=200)  # ms: lets the goodbyes leave
 
     async def _keep(self, member: Member) -> None:
-        """Keep a link to a worker open until its card is gone and the link lost."""
         name = self._members.names[member.card.worker_id]
         backoff = Backoff(RECONNECT_S, RECONNECT_MAX_S)
         while member.present:
@@ -321,7 +319,6 @@ class Keeper:
         self._serving.link_closed(member.card.worker_id)
 
     async def _wait_for_name(self, member: Member, name: Name) -> None:
-        """Wait while another incarnation serves under the name, and both live."""
         if name.holder is None:
             return  # it has left since
         card, other = member.card, name.holder.card

@@ -264,7 +264,6 @@ class Fleets:
 
 
 def _model_of(card: WorkerCard | None) -> Hashable:
-    """Return what loading a model depends on."""
     assert card is not None, "a fleet has a card"
     return (*card.served_model_names, card.model.model_dump_json(), card.output.model_dump_json())
 

@@ -303,7 +303,6 @@ class WorkerLink:
         await self._send(Supply(request_id, shipments), frames)
 
     async def lost(self) -> WorkerLostError:
-        """Wait until the link is lost; says why."""
         return await asyncio.shield(self._lost)
 
     async def close(self, reason: str = "this frontend is shutting down") -> None:

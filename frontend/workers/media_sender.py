@@ -182,7 +182,6 @@ class MediaSender:
         )
 
     def transport(self, worker_id: WorkerId) -> str | None:
-        """Return how media travel to a worker, None if it is not connected."""
         reached = self._workers.get(worker_id)
         return None if reached is None else reached.choice.transport
 

@@ -350,7 +350,6 @@ def _routable(card: WorkerCard) -> RoutableWorker:
 
 
 def _note_adapters(member: Member, status: Status) -> bool:
-    """Take what a worker says of its adapters, if that has changed; return whether it did."""
     if status.adapters is not None:
         member.adapters = [_adapter(held) for held in status.adapters]
     if status.active_adapters is not None:

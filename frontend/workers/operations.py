@@ -119,7 +119,6 @@ async def ask_for_pages(members: Roll, take: Callable[[WorkerPage], Awaitable[No
 
 
 async def _page(member: Member) -> tuple[bytes, str]:
-    """Return one worker's page, and why it is missing if it is."""
     try:
         async with asyncio.timeout(PAGE_TIMEOUT_S):
             page = b"" if member.link is None else await member.link.figures()

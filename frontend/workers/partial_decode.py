@@ -46,7 +46,6 @@ _UNKNOWN: Final = Missing(RequestId(""), last=False)
 
 
 def legible(codec: Codec[ToFrontend], frames: Sequence[memoryview]) -> list[Output | Missing]:
-    """The outputs in a message that the codec could not read, and what it was about otherwise."""
     about = codec.about(frames)
     if about.type != Outputs.__struct_config__.tag:
         last = about.type == Failed.__struct_config__.tag
@@ -84,7 +83,6 @@ _POOLED: Final = frozenset(
 
 
 def flaw_of(output: Output) -> str:
-    """Return what is wrong with an output, in words; empty if nothing is."""
     if output.pooled is not None and (
         output.pooled.dtype not in _POOLED
         or output.pooled.ndim > _MOST_DIMENSIONS

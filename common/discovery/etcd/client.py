@@ -157,7 +157,6 @@ class EtcdClient:
         return await self._ask(call)
 
     async def revoke(self, lease: int) -> None:
-        """End a lease, and delete what was put with it."""
         try:
             await self._call(
                 lambda member: member.lease.LeaseRevoke, rpc.LeaseRevokeRequest(ID=lease)
@@ -197,7 +196,6 @@ class EtcdClient:
             await self._close_old()
 
     async def _call(self, method: Callable[[_Member], Any], request: object) -> Any:
-        """Make a call that has one answer."""
         return await self._ask(
             lambda member: method(member)(request, timeout=CALL_S, metadata=member.metadata)
         )

@@ -187,7 +187,6 @@ class LeaseClient:
         raise AssertionError("it was asked twice")
 
     def _refused(self, status: int, body: bytes) -> DiscoveryError:
-        """What an answer says that is no success."""
         try:
             said = msgspec.json.decode(body, type=Status).message
         except msgspec.MsgspecError:  # a proxy's, for example

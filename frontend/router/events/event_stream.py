@@ -185,7 +185,6 @@ class EventStream:
         return question
 
     def _follow(self, sequence: int, payload: bytes) -> Replay | None:
-        """Apply a live event if it is the next, or ask for those before it."""
         progress = self._progress
         expected = progress.next
         if sequence < expected:
@@ -253,7 +252,6 @@ class EventStream:
         self._enter(Phase.REPAIRING, why)
 
     def _repair(self, cause: str) -> Replay | None:
-        """Suspend the blocks and catch up."""
         self._enter(Phase.REPAIRING, cause)
         return self._ask()
 
@@ -336,5 +334,4 @@ class EventStream:
             self._blocks.resume()
 
     def _ignores(self) -> bool:
-        """Return whether nothing that arrives is of any use."""
         return self._closed or bool(self._blocks.unusable)

@@ -72,7 +72,6 @@ class Progress:
             return None
 
     def read(self, payload: bytes) -> EventBatch | None:
-        """Return a message's event; ``None`` if it can't be read."""
         try:
             return decode_batch(payload)
         except MalformedEventError as error:
@@ -95,7 +94,6 @@ class Progress:
         self.newest = sequence if self.newest is None else max(self.newest, sequence)
 
     def apply(self, batch: EventBatch) -> None:
-        """Apply the event to come."""
         self._blocks.apply(batch)
         if self._blocks.unusable:
             self._use_none()

@@ -175,7 +175,6 @@ class LoadTracker:
         return list(self._loads)
 
     def view(self) -> tuple[list[TargetLoad], list[float]]:
-        """Return present loads of all registered targets, and their prices."""
         self._expire()
         return list(self._loads.values()), list(self._prices.values())
 

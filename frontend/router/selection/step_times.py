@@ -155,7 +155,6 @@ class StepTimes:
         self._overhead_ms = min(max(overhead_ms, 0.0), _MAX_OVERHEAD_MS)
 
     def _add(self, target: Target, report: StepSums) -> _Known | None:
-        """Count the steps that are new; return None if none are."""
         sums = msgspec.structs.astuple(report)[1:]
         known = self._targets.get(target)
         if known is None or any(map(operator.lt, sums, known.last)):
@@ -203,7 +202,6 @@ def _pace(sums: _Sums, expected: Rates) -> float:
 
 
 def _fit(sums: _Sums) -> Rates:
-    """Return the rates that fit best, near the guess scaled to the pace of the steps."""
     pace = _pace(sums, GUESS)
     step, token = pace * GUESS.step, pace * GUESS.token
     steps, tokens, squares, ms, products = sums
