@@ -14,6 +14,7 @@ from frontend.gate.judge import (
     MAX_COPIED,
     MAX_LABELS,
     MAX_SHARED,
+    MAX_STREAM_INTERVAL,
     NOT_FROM_CLIENTS,
     PROCESSOR_INPUTS,
     RENDERER_OPTIONS,
@@ -62,6 +63,7 @@ a value counts as {value_weight} | {shared} |
 | the same times choices | {copied} |
 | log probabilities: candidates of all tokens of several prompts or choices; of one answer that is \
 no stream | {logprobs}; {alone} |
+| `stream_interval` | {interval} |
 | parts of a form; bytes of the headers of each, and of each that is no file | {form} |
 
 ## Fields
@@ -112,6 +114,7 @@ def page() -> str:
         value_weight=VALUE_WEIGHT,
         logprobs=f"{MAX_LOGPROBS:,}",
         alone=f"{MAX_OF_ONE:,}",
+        interval=f"{MAX_STREAM_INTERVAL:,}",
         form=f"{MAX_PARTS:,}; {MAX_HEAD_BYTES:,}; {MAX_TEXT_BYTES:,}",
         kinds="\n".join(rows),
         nested=_names(NESTED),

@@ -32,12 +32,12 @@ def serve(
     """Work for the frontend until it is gone."""
     while True:
         try:
-            connection.send_bytes(_forked(connection.recv(), answer, bounds))
+            connection.send_bytes(forked(connection.recv(), answer, bounds))
         except (EOFError, ConnectionError):
             return
 
 
-def _forked(order: Any, answer: Callable[[Any], bytes], bounds: Bounds) -> bytes:
+def forked(order: Any, answer: Callable[[Any], bytes], bounds: Bounds) -> bytes:
     """Return the answer of a process that ends after it; nothing if it ended before."""
     reader, writer = os.pipe()
     pid = os.fork()

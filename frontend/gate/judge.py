@@ -56,6 +56,9 @@ MAX_COPIED: Final = 1 << 27
 """The same times choices. A worker copies it for each: with 130,000 ``allowed_token_ids`` a
 thousand choices, asked for in 400 KB, kept its event loop for 2.3 seconds."""
 
+MAX_STREAM_INTERVAL: Final = 1024
+"""Tokens of one event, which parsers read at once on the event loop."""
+
 MAX_BEAM_CANDIDATES: Final = 1 << 17
 """Log probabilities that a beam search looks at: twice as many as beams, for each token of each.
 More would be refused later as log probabilities are, after half a minute."""
@@ -172,6 +175,8 @@ def _judge_cost(body: Body, max_choices: int, shared: int) -> None:
             f"the request asks for {choices} choices (`n` times its prompts, conversations or "
             f"items), more than the {max_choices} of --max-choices: send several requests"
         )
+    if _number(body.get("stream_interval")) > MAX_STREAM_INTERVAL:
+        raise RequestRejectedError(f"`stream_interval` is more than {MAX_STREAM_INTERVAL}")
     if choices > 1 and shared * choices > MAX_COPIED:
         raise RequestRejectedError(
             f"what the {choices} choices share (stop words, tokens, options or structures) has "

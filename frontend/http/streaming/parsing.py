@@ -6,6 +6,7 @@ and a client decides what a model writes: 8 KB of tool calls took a stream 40 s 
 
 import asyncio
 import contextvars
+import pickle
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine
 from typing import Any, Final, TypeVar
@@ -17,6 +18,7 @@ from vllm.parser.abstract_parser import Parser
 from common.aio.watched_threads import WatchedThreads
 from common.errors import RequestRejectedError
 from frontend.asgi import as_vllm_error
+from frontend.bounded.forks import Bounds, forked
 from frontend.request_context import current_context
 
 T = TypeVar("T")
@@ -27,6 +29,14 @@ SLOW_S: Final = 0.002
 LONG_S: Final = 0.1
 """CPU time of one output's parsing that a stream may take a few times only: it grows with each
 token, and nothing ends it. Usual texts take it beyond 200 KB of one tool call."""
+
+LONG_TEXT: Final = 16 << 10
+"""Characters of a whole answer from which it is parsed in a process of its own. Expressions of
+parsers search 64 KB of tool calls that do not end for minutes, and 16 KB for seconds. No thread can
+be ended: two such answers kept all others from being parsed."""
+
+BOUNDS: Final = Bounds(cpu_s=2, memory_bytes=256 << 20, alarm_s=20)
+"""For one text. 200 KB of honest tool calls take 0.3 s."""
 
 FEW: Final = 3
 """So many of a stream, and one of each hundred outputs: a garbage collection takes as long."""
@@ -59,12 +69,7 @@ class _Timed(Parser):
             VLLMError: the outputs before took too long.
         """
         if self._long > FEW + self._outputs // 100:
-            raise as_vllm_error(
-                RequestRejectedError(
-                    "this answer takes too long to be parsed for tool calls and reasoning, and "
-                    "ends here: ask for a shorter one, or without tools"
-                )
-            )
+            raise _too_long()
         begun = time.thread_time()
         try:
             return super().parse_delta(*args, **options)
@@ -74,6 +79,33 @@ class _Timed(Parser):
             self._long += took > LONG_S
             if (spent := current_context().find(ParsingTime)) is not None:
                 spent.seconds += took
+
+    def parse(self, model_output: str, *args: Any, **options: Any) -> Any:
+        """See vLLM.
+
+        A fork of this process takes up to 0.1 s, for long texts alone. A process that waits would
+        need a tokenizer and all of vLLM. What a fork changes of the parser is lost: nothing reads
+        it after a whole answer.
+
+        Raises:
+            VLLMError: it took too long.
+        """
+        make = super().parse
+        if len(model_output) <= LONG_TEXT:
+            return make(model_output, *args, **options)
+        said = forked(None, lambda _: pickle.dumps(make(model_output, *args, **options)), BOUNDS)
+        if not said:
+            raise _too_long()
+        return pickle.loads(said)
+
+
+def _too_long() -> Exception:
+    return as_vllm_error(
+        RequestRejectedError(
+            "this answer takes too long to be parsed for tool calls and reasoning, or can't be: "
+            "ask for a shorter one, or without tools"
+        )
+    )
 
 
 def timed(kind: type[Parser]) -> type[Parser]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+from vllm.entrypoints.generate.base.protocol import FunctionCall
 from vllm.entrypoints.openai.chat_completion.batch_serving import OpenAIServingChatBatch
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.responses.context import SimpleContext
@@ -18,10 +19,12 @@ from vllm.parser import ParserManager
 from vllm.parser.abstract_parser import Parser
 
 from frontend import request_context
+from frontend.bounded.forks import Bounds
 from frontend.http.streaming import parsing
 from frontend.http.streaming.parsing import (
     FEW,
     LONG_S,
+    LONG_TEXT,
     ParsingTime,
     aside,
     paced,
@@ -132,6 +135,35 @@ def test_vllms_parsers_are_timed(tools: str) -> None:
     made = timed(kind)
     assert made.parse_delta is not kind.parse_delta
     assert made.tool_parser_cls is kind.tool_parser_cls
+
+
+class Whole(Parser):
+    """A parser of whole answers, which some keep busy without end."""
+
+    def __init__(self) -> None:
+        self.begun = False
+
+    def parse(self, model_output: str, *args: Any, **options: Any) -> Any:
+        self.begun = True
+        while model_output.startswith("endless"):
+            pass
+        if model_output.startswith("wrong"):
+            raise ValueError(model_output)
+        return model_output[:4], None, [FunctionCall(name="f", arguments="{}")]
+
+
+async def test_a_long_answer_is_parsed_in_a_process_that_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parser: Any = timed(Whole)()
+    found = ("good", None, [FunctionCall(name="f", arguments="{}")])
+    assert parser.parse("good") == found and parser.begun
+    parser.begun = False
+    assert parser.parse("good" * LONG_TEXT) == found and not parser.begun
+    monkeypatch.setattr(parsing, "BOUNDS", Bounds(cpu_s=1, memory_bytes=1 << 30, alarm_s=20))
+    for text in ("endless", "wrong"):
+        with pytest.raises(VLLMValidationError, match="takes too long to be parsed"):
+            parser.parse(text * LONG_TEXT)
 
 
 async def test_a_coroutine_that_would_wait_is_told() -> None:
