@@ -6,7 +6,7 @@ The one file that touches the inside of uvicorn, which has no limit for any of t
 import asyncio
 import logging
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from http import HTTPStatus
 from types import SimpleNamespace
@@ -72,6 +72,17 @@ class HeadLimits(NamedTuple):
             HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
             f"the head is larger than {size} or has more than {self.most_headers} headers",
         )
+
+
+def _wrong_framing(headers: Iterable[tuple[bytes, bytes]], version: str) -> str:
+    """Return what a proxy may read otherwise (RFC 9112); nothing if all is well."""
+    hosts = [value for name, value in headers if name == b"host"]
+    codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
+    if len(hosts) > 1:
+        return "the request has more than one Host"
+    if codings not in ([], [b"chunked"]) or (codings and version == "1.0"):
+        return "the only Transfer-Encoding is chunked, once, in HTTP/1.1"
+    return "" if version in ("1.0", "1.1") else "this server speaks HTTP/1.1"
 
 
 class Connection(HttpToolsProtocol):
@@ -195,6 +206,9 @@ class Connection(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+        if wrong := _wrong_framing(self.headers, self.parser.get_http_version()):
+            self._refusal = HTTPStatus.BAD_REQUEST, wrong
+            raise ValueError("framing")
         if self.parser.should_upgrade() and has_body({"headers": self.headers}):
             # The parser takes it for another protocol's.
             self._refusal = HTTPStatus.BAD_REQUEST, "a request with Upgrade can't have a body"

@@ -346,6 +346,17 @@ async def test_who_sends_more_than_is_read_still_gets_the_answer() -> None:
         ("Content-Length: 1", CHUNKED),
         ("Content-Length: 0x10",),
         ("Transfer-Encoding: gzip",),
+        ("Transfer-Encoding: gzip, chunked",),
+        ("Transfer-Encoding: gzip", CHUNKED),
+        ("Transfer-Encoding: identity, chunked",),
+        (CHUNKED, CHUNKED),
+        (CHUNKED, "Content-Length: 1"),
+        ("Host: a", "Host: a"),
+        ("Host: a", "Host: b"),
+        ("X: a\r\n b",),
+        ("X: a\rY: b",),
+        ("X: a\nY: b",),
+        ("Content-Length : 1",),
         ("Bad Header: 1",),
     ],
 )
@@ -359,6 +370,17 @@ async def test_nonsense_is_answered_400_and_leaves_nothing(headers: tuple[str, .
         await client.until_closed()
         await server.until_nothing_is_left()
     assert shop.got == []
+
+
+@pytest.mark.parametrize(
+    ("version", "status"), [("1.0", 400), ("1.1", 200), ("1.2", 400), ("2.0", 400)]
+)
+async def test_chunks_are_read_in_http_1_1_alone(version: str, status: int) -> None:
+    async with Workshop(HttpSettings()).serving() as server:
+        client = await server.connect()
+        head = post(CHUNKED).replace(b"HTTP/1.1", f"HTTP/{version}".encode())
+        await client.send(head + b"1\r\nx\r\n0\r\n\r\n")
+        assert (await client.reply()).status == status
 
 
 async def test_a_compressed_body_is_refused() -> None:
