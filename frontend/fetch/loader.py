@@ -137,16 +137,11 @@ class MediaLoader:
 
     async def decode(self, content: Content, media_io: MediaIO[Any]) -> Any:
         """Decode a medium, which is then the caller's alone. Raises as :meth:`load`."""
-        mode = decoding_mode(media_io)
+        if (mode := decoding_mode(media_io)) is None or self._cache.get(
+            content.digest, mode
+        ) is not None:
+            return await self.decode_once(content, media_io)
         allowance = current_allowance(self.policy)
-        if mode is None:
-            MEDIA_DECODES.labels("decoded").inc()
-            decoded, _ = await self._in_pool(self._decode, content, media_io, allowance)
-            return decoded
-        cached = self._cache.get(content.digest, mode)
-        if cached is not None:
-            MEDIA_DECODES.labels("cached").inc()
-            return await self._in_pool(self._copy, cached)
 
         async def decode_and_keep() -> tuple[Any, bool]:
             decoded, reservation = await self._in_pool(self._decode, content, media_io, allowance)
@@ -160,6 +155,17 @@ class MediaLoader:
         (decoded, kept), shared = await self._decodes.run(key, decode_and_keep)
         if kept or shared:
             decoded = await self._in_pool(self._copy, decoded)
+        return decoded
+
+    async def decode_once(self, content: Content, media_io: MediaIO[Any]) -> Any:
+        """Decode a medium whose pixels are not kept, since tensors are. Raises as :meth:`load`."""
+        mode = decoding_mode(media_io)
+        cached = None if mode is None else self._cache.get(content.digest, mode)
+        MEDIA_DECODES.labels("decoded" if cached is None else "cached").inc()
+        if cached is not None:
+            return await self._in_pool(self._copy, cached)
+        allowance = current_allowance(self.policy)
+        decoded, _ = await self._in_pool(self._decode, content, media_io, allowance)
         return decoded
 
     async def close(self) -> None:

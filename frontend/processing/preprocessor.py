@@ -201,7 +201,7 @@ class Preprocessor:
             )
             backend = PoolBackend(self._pool, loader.policy)
         else:
-            backend = OwnBackend(self.renderer, store, loader.decode)
+            backend = OwnBackend(self.renderer, store, loader.decode_once)
         self._processing = MediaProcessing(
             self.renderer,
             store,

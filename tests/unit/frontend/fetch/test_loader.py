@@ -17,6 +17,7 @@ from vllm.multimodal.media import ImageMediaIO, MediaWithBytes, VideoMediaIO
 
 from frontend.fetch import decoders as decode_module
 from frontend.fetch import loader as loader_module
+from frontend.fetch.content import Content
 from frontend.fetch.loader import MediaLoader
 from frontend.fetch.single_flight import SingleFlight
 from frontend.media_limits.errors import RefusedError, TooLargeError, UnfetchableError
@@ -409,3 +410,14 @@ async def test_a_lost_connection_leaves_nothing(make_loader: MakeLoader, site: S
     with pytest.raises(UnfetchableError):
         await loader.load(site.url(), ImageMediaIO())
     assert loader.statistics().fetching == 0
+
+
+async def test_what_is_decoded_once_is_not_kept(make_loader: MakeLoader) -> None:
+    loader = make_loader()
+    content = Content.of(picture("once"))
+    await loader.decode_once(content, ImageMediaIO())
+    assert loader.statistics().cache.contents == 0
+    kept = await loader.decode(content, ImageMediaIO())
+    again = await loader.decode_once(content, ImageMediaIO())
+    assert again.media is not kept.media
+    assert loader.statistics().cache.contents == 1

@@ -49,7 +49,7 @@ def named(port: int) -> list[Any]:
 async def test_processing_refuses_references(renderer: BaseRenderer, modality: str) -> None:
     loader = MediaLoader(FetchPolicy(), 0)
     store = PrivateStore(1 << 20)
-    backend = OwnBackend(renderer, store, loader.decode)
+    backend = OwnBackend(renderer, store, loader.decode_once)
     processing = MediaProcessing(renderer, store, backend, loader.decode, most_waiting=3)
     processing.take_over(HfProcessorRuns(side="frontend", worker_id=None))
     text = renderer.get_mm_processor().dummy_inputs.get_dummy_text({modality: 1})

@@ -77,7 +77,7 @@ class Setting:
         self.loader = MediaLoader(FetchPolicy(), 1 << 26)
         self.store = ArenaStore(arena)
         self.sources: MediaSources = Lru(1 << 20, lambda source: len(source.encoded))
-        self.backend = WatchedBackend(OwnBackend(renderer, self.store, self.loader.decode))
+        self.backend = WatchedBackend(OwnBackend(renderer, self.store, self.loader.decode_once))
         self.processing = MediaProcessing(
             renderer,
             self.store,
