@@ -74,6 +74,7 @@ PROCESS: Final = (
                 "av.open",
                 "cv2.VideoCapture",
                 "image.ALLOWED_IMAGE_FORMATS",
+                "media_image.normalize_image",
                 "resampling._get_torchaudio_resampler",
                 "torch.load",
                 "torchcodec.VideoDecoder",

@@ -268,6 +268,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.multimodal.image",
             "vllm.multimodal.media",
             "vllm.multimodal.media.audio",
+            "vllm.multimodal.media.image",
             "vllm.multimodal.video_decoders.torchcodec",
         ),
         "frontend/check.py": ("vllm.multimodal.audio", "vllm.platforms"),
