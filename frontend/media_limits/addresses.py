@@ -1,10 +1,8 @@
 """Which IP addresses belong to the public internet.
 
-Written out instead of asking ``ipaddress``: its answers follow the Python version,
-and it calls addresses global that carry a private one inside. Decides on addresses
-only; names are resolved elsewhere.
-
-Source: the IANA special-purpose address registries (RFC 6890 and its updates).
+Written out instead of asking ``ipaddress``, whose answers follow the Python version and which calls
+addresses global that embed a private one. Source: the IANA special-purpose address registries (RFC
+6890 and its updates).
 """
 
 import ipaddress
@@ -50,7 +48,7 @@ _ISATAP_INTERFACES = (0x00005EFE, 0x02005EFE)
 
 
 def parse_address(text: str) -> Address | None:
-    """The address, or None if that isn't the canonical spelling of one without a zone."""
+    """Return the address, or None unless ``text`` is its canonical spelling, without a zone."""
     if "%" in text:
         return None
     try:
@@ -60,7 +58,7 @@ def parse_address(text: str) -> Address | None:
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is of the public internet, as is any that it embeds."""
+    """Return whether an address, and any address that it embeds, is public."""
     if isinstance(address, ipaddress.IPv4Address):
         return not any(address in network for network in _NOT_PUBLIC_V4)
     if address.ipv4_mapped is not None:
@@ -75,10 +73,8 @@ def is_public(address: Address) -> bool:
 
 
 def is_own(address: Address) -> bool:
-    """Whether an address is one of this machine's, also a public one.
-
-    Connections to oneself pass no firewall. The kernel is asked for the route; nothing
-    is sent.
+    """Return whether an address belongs to this machine, even a public one: connections to oneself
+    pass no firewall. Asks the kernel for the route; sends no packet.
     """
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with socket.socket(family, socket.SOCK_DGRAM) as probe:

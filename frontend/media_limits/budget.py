@@ -1,8 +1,7 @@
-"""Budgets of the whole process: so much for all requests together, and no more.
+"""Process-wide budgets, shared by all requests.
 
-What is reserved is given back with the object that it was reserved for, or by name. So
-nothing stays reserved on any way out, also where the object outlives the request that asked
-for it: in a queue, or in a thread that finishes for nobody.
+A reservation is released by name or with the object that it was made for. So no exit path leaks it,
+even if the object outlives its request in a queue or a thread.
 """
 
 import threading
@@ -21,48 +20,43 @@ from frontend.media_limits.policy import FetchPolicy
 MIB: Final = 1 << 20
 MEGAPIXEL: Final = 1_000_000
 SECONDS_PER_MEGAPIXEL: Final = 0.25
-"""By which a decoder or a processor may take longer than its limit: several times what it needs."""
+"""Extra time for a decoder or processor beyond its limit: several times its need."""
 
 
 COPIES_WAIT_S: Final = 30.0
-"""How long a thread waits for its share of copies: large pictures take seconds each."""
+"""Time-out of a thread's wait for its share of copies: large pictures take seconds each."""
 
 
 def seconds_for(pixels: float) -> float:
-    """Return how much longer work on so many pixels may take."""
     return pixels / MEGAPIXEL * SECONDS_PER_MEGAPIXEL
 
 
 class Budget:
-    """So much of one thing. For any thread."""
+    """Budget of one resource. Thread-safe."""
 
     def __init__(self, total: int, unit: int, what: str) -> None:
-        """
-        Args:
-            total: the most that may be reserved at the same time.
-            unit: what users read ``total`` in, as a divisor.
-            what: the unit's name and what it is of, for sentences.
+        """Limit concurrent reservations to ``total``. Messages show ``total / unit`` followed by
+        ``what``.
         """
         self._total = total
         self._unit = unit
         self._what = what
         self._reserved = 0
         self._lock = threading.Lock()
-        # Given back without the lock: the garbage collector may do it in a thread that has it.
+        # Released without the lock: the garbage collector may do it in a thread that holds it.
         self._returned: deque[int] = deque()
 
     @property
     def reserved(self) -> int:
-        """How much is reserved now."""
         with self._lock:
             return self._settled()
 
     def reserve(self, amount: int = 0) -> "Reservation":
-        """Reserve some; more can be added.
+        """Reserve an amount, which can grow.
 
         Raises:
-            RefusedError: it is more than there ever is; 400.
-            OverloadedError: it is more than is left at this moment; 429.
+            RefusedError: it exceeds the whole budget; 400.
+            OverloadedError: it exceeds the free part; 429.
         """
         reservation = Reservation(self)
         reservation.grow(amount)
@@ -93,17 +87,14 @@ class Budget:
 
 
 class Copies:
-    """Memory that decoders take for a moment beside what they make. Threads wait for their share.
+    """Memory that decoders take briefly beside their output. Threads wait for their share.
 
-    Unlike a budget's it comes back by itself, so that one request of many large pictures need not
+    Unlike a budget's, it returns by itself, so that one request of many large pictures need not
     fail because of itself.
     """
 
     def __init__(self, total: int) -> None:
-        """
-        Args:
-            total: the most at the same time; one thread alone may have more.
-        """
+        """Limit concurrent shares to ``total``; a single thread may exceed it."""
         self._total = total
         self._taken = 0
         self._waiting: deque[object] = deque()
@@ -111,15 +102,12 @@ class Copies:
 
     @property
     def waiting(self) -> int:
-        """How many threads wait for a share."""
         return len(self._waiting)
 
     @contextmanager
     def share(self, amount: int) -> Iterator[None]:
-        """Have so much while this is entered; wait for it, first come, first served. Blocks.
-
-        Raises:
-            OverloadedError: it was not there in time; 429.
+        """Hold a share while entered; block for it in FIFO order. Raises OverloadedError (429) on a
+        time-out.
         """
         turn = object()
         with self._changed:
@@ -145,12 +133,12 @@ class Copies:
 
 @dataclass(frozen=True)
 class MediaBudgets:
-    """What all requests may hold of media together.
+    """Budgets for media of all requests together.
 
     Attributes:
-        held: encoded bytes, those in the cache aside.
-        decoding: pixels that are being decoded, or are decoded and not in the cache.
-        copies: pixels of copies that are made while pictures are decoded.
+        held: encoded bytes, except those in the cache.
+        decoding: pixels being decoded, or decoded and not in the cache.
+        copies: pixels of temporary copies during decoding.
     """
 
     held: Budget
@@ -159,7 +147,6 @@ class MediaBudgets:
 
     @classmethod
     def of(cls, policy: FetchPolicy) -> Self:
-        """Those of a policy, nothing of them taken."""
         return cls(
             Budget(policy.held_bytes, MIB, "MiB for encoded media"),
             Budget(policy.decoding_pixels, MEGAPIXEL, "megapixels for decoded media"),
@@ -168,29 +155,29 @@ class MediaBudgets:
 
 
 class Reservation(Released):
-    """Part of a budget. Given back when nobody refers to it any more, at the latest."""
+    """Part of a budget, released at the latest when it is garbage collected."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._amount = 0
 
     def grow(self, amount: int) -> None:
-        """Reserve more. Raises as :meth:`Budget.reserve`, and keeps what it had."""
+        """Reserve more. Raises the errors of :meth:`Budget.reserve`, keeping the present amount."""
         self._budget._take(amount, self._amount)
         self._amount += amount
 
     def release(self) -> None:
-        """Give all of it back. May be called twice."""
+        """Release all of it. Idempotent."""
         amount, self._amount = self._amount, 0
         if amount:
             self._budget._returned.append(amount)
 
     def keep_with(self, owner: object) -> None:
-        """Give it back when an object is gone."""
+        """Release it when ``owner`` is garbage collected."""
         weakref.finalize(owner, self.release).atexit = False
 
     def moved_to(self, owner: object) -> "Reservation":
-        """All of it as a reservation that is given back when an object is gone."""
+        """Move all of it to a new reservation, released when ``owner`` is garbage collected."""
         moved = Reservation(self._budget)
         moved._amount, self._amount = self._amount, 0
         if moved._amount:

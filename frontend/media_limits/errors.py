@@ -1,7 +1,7 @@
-"""Why a medium was not obtained: half a sentence for the user, a word for the metric.
+"""Errors about media: half a sentence for the user, a word for the metric.
 
-The reason completes "Failed to load media from …: ". It names nothing that the user
-did not write: no resolved address, no redirect target, no path of ours.
+The reason completes "Failed to load media from …: ". It names only text that the user wrote: no
+resolved address, no redirect target, no local path.
 """
 
 from http import HTTPStatus
@@ -10,11 +10,8 @@ from common.errors import MmRouterError
 
 
 class MediaError(MmRouterError):
-    """Root of this package's errors.
-
-    Attributes:
-        reason: half a sentence, without a full stop.
-        outcome: label of ``mmrouter_media_fetches``.
+    """Root of this package's errors: half a sentence without a full stop, and the ``outcome`` label
+    of ``mmrouter_media_fetches``.
     """
 
     def __init__(self, reason: str, outcome: str) -> None:
@@ -24,7 +21,7 @@ class MediaError(MmRouterError):
 
 
 class RefusedError(MediaError):
-    """The policy forbids what the request asks for, or the reference makes no sense."""
+    """The policy forbids the reference, or it is malformed."""
 
     status = HTTPStatus.BAD_REQUEST
 
@@ -33,15 +30,11 @@ class RefusedError(MediaError):
 
 
 class RequestLimitError(RefusedError):
-    """It would be more than one request may ask for. Concerns no other request."""
+    """One request exceeds its own limit. Other requests are not affected."""
 
 
 class UnfetchableError(MediaError):
-    """The reference is fine, but what it names can't be had.
-
-    Attributes:
-        transient: whether another attempt may succeed.
-    """
+    """The reference is valid, but its medium is unavailable; ``transient`` if a retry may succeed."""
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
 
@@ -51,7 +44,7 @@ class UnfetchableError(MediaError):
 
 
 class TooLargeError(UnfetchableError):
-    """More bytes than the policy takes."""
+    """More bytes than the policy allows."""
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(f"it is larger than {max_bytes / 2**20:g} MiB", "too_large")

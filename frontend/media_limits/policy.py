@@ -1,7 +1,7 @@
-"""What this server fetches for its users: one frozen object that all sources ask.
+"""Fetch policy for media: one frozen object that all sources ask.
 
-Pure but for the route look-up in ``addresses.is_own``: the policy says yes or raises;
-fetching, reading and decoding are elsewhere.
+Pure but for the route look-up in ``addresses.is_own``; fetching, reading and decoding are
+elsewhere.
 """
 
 import re
@@ -17,7 +17,7 @@ from frontend.media_limits.addresses import is_own, is_public, parse_address
 from frontend.media_limits.errors import RefusedError
 
 MAX_URL_CHARACTERS = 8192
-"""Of an http, https or file URL. Longer ones are accepted by hardly any server."""
+"""Limit of an http, https or file URL; hardly any server accepts longer ones."""
 
 _HOST = re.compile(r"(?=.{1,253}\Z)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
 # Resolvers read these as IPv4 addresses, each in its own way: 2130706433, 0x7f.1, 0177.1.
@@ -26,17 +26,17 @@ _AFTER_AUTHORITY = re.compile(
     r"[a-z]+://[^/?#]+(?P<path>[^?#]*)(\?(?P<query>[^#]*))?(#.*)?", re.IGNORECASE
 )
 _SENT = "".join(map(chr, range(0x21, 0x7F))).translate(dict.fromkeys(map(ord, '"<>\\^`{}')))
-"""Characters of a path or query that are sent as they are; all the others are escaped."""
+"""Characters of a path or query that are sent unescaped."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 Positive = Annotated[float, Field(gt=0.0, le=1e9, allow_inf_nan=False)]
 
 
 class MediaRule(ABC):
-    """What an installed package says about where media are fetched from.
+    """Condition of an installed package on where media are fetched from.
 
-    It holds beside the policy, and can't allow what that refuses. A package brings one by an entry
-    point of the group ``mmrouter.media_rules``. A frontend has one object of each.
+    It adds to the policy and can't allow a URL that the policy refuses. A package adds one by an
+    entry point of the group ``mmrouter.media_rules``. A frontend has one instance of each.
     """
 
     @abstractmethod
@@ -52,7 +52,7 @@ class FetchPolicy(BaseModel):
     """Limits on media that requests refer to.
 
     Attributes:
-        allowed_domains: hosts, or ``*.example.com`` for all below one; empty for any.
+        allowed_domains: hosts, or ``*.example.com`` for all subdomains; empty for any.
         local_root: directory whose files may be read, with symbolic links resolved.
         rules: further conditions, of installed packages.
     """
@@ -119,52 +119,43 @@ class FetchPolicy(BaseModel):
 
     @property
     def max_bytes(self) -> int:
-        """Largest encoded medium in bytes."""
         return int(self.max_mb * 2**20)
 
     @property
     def max_request_bytes(self) -> int:
-        """Most encoded bytes of one request."""
         return int(min(self.max_request_mb, self.held_mb) * 2**20)
 
     @property
     def max_request_pixels(self) -> int:
-        """Most pixels decoded for one request."""
         return int(min(self.max_request_megapixels, self.decoding_megapixels) * 1_000_000)
 
     @property
     def max_processor_bytes(self) -> int:
-        """Most memory of a processor for one medium."""
         return int(self.max_processor_mb * 2**20)
 
     @property
     def held_bytes(self) -> int:
-        """Budget of encoded bytes for all requests."""
         return int(self.held_mb * 2**20)
 
     @property
     def decoding_pixels(self) -> int:
-        """Budget of decoded pixels for all requests."""
         return int(self.decoding_megapixels * 1_000_000)
 
     @property
     def connect_timeout_s(self) -> float:
-        """How long connecting to one address may take, in seconds."""
+        """Time-out for connecting to one address, in seconds."""
         return min(5.0, self.timeout_s)
 
     def allows_address(self, address: str) -> bool:
-        """Whether to connect to an address. False for anything but a canonical one."""
+        """Return whether to connect to an address. False unless its spelling is canonical."""
         parsed = parse_address(address)
         if parsed is None:
             return False
         return self.allow_private or (is_public(parsed) and not is_own(parsed))
 
     def check_url(self, url: URL) -> None:
-        """Check an http(s) URL before its host is looked up.
-
-        Raises:
-            RefusedError: it is malformed, of another scheme or of another domain, or
-                its host is an address that may not be connected to, or a rule refuses it.
+        """Raise RefusedError for an http(s) URL that may not be fetched, before its host is looked
+        up.
         """
         if url.scheme not in ("http", "https"):
             raise RefusedError("only http, https and data URLs are fetched")
@@ -184,14 +175,8 @@ class FetchPolicy(BaseModel):
             rule.check(url)
 
     def redirect(self, url: URL, location: str) -> URL:
-        """Where a redirect leads.
-
-        Args:
-            url: the URL that redirects.
-            location: its ``Location`` header.
-
-        Raises:
-            RefusedError: it may not be followed.
+        """Return the target of a redirect from its ``Location`` header. Raises RefusedError if it
+        may not be followed.
         """
         check_text(location)
         target = parse_url(_joined(url, location))
@@ -202,13 +187,11 @@ class FetchPolicy(BaseModel):
 
 
 def parse_url(text: str) -> URL:
-    """Parse a URL that is not a data URL; one of http or https goes out as it is written.
+    """Parse a URL that is not a data URL; http and https URLs go out as written. Raises
+    RefusedError.
 
-    Escapes stay as they are, since signatures are over them. Only what can't be sent is escaped, as
-    browsers do: spaces, quotes, letters beyond ASCII; a host of such letters is in Punycode.
-
-    Raises:
-        RefusedError: it is none.
+    Escapes stay as they are, since signatures cover them. Only unsendable characters are escaped,
+    as browsers do: spaces, quotes, letters beyond ASCII. A host with such letters is in Punycode.
     """
     text = text.strip(" ")
     check_text(text)
@@ -221,7 +204,7 @@ def parse_url(text: str) -> URL:
 
 
 def check_text(text: str) -> None:
-    """Raise RefusedError for what is no URL, and too long to be one."""
+    """Raise RefusedError for text that is too long or has control characters."""
     if len(text) > MAX_URL_CHARACTERS:
         raise RefusedError(f"a URL of more than {MAX_URL_CHARACTERS} characters is not fetched")
     if _CONTROL.search(text):
@@ -229,7 +212,7 @@ def check_text(text: str) -> None:
 
 
 def _as_written(parsed: URL, text: str) -> URL:
-    """Return a URL with path and query as in its text. Raises ValueError if they can't be told."""
+    """Return a URL with path and query as in its text. Raises ValueError if they are ambiguous."""
     found = _AFTER_AUTHORITY.fullmatch(text)
     if found is None:
         raise ValueError("no authority")
@@ -240,7 +223,7 @@ def _as_written(parsed: URL, text: str) -> URL:
         query_string=quote(found["query"] or "", safe=_SENT),
         encoded=True,
     )
-    # What is judged is what is connected to.
+    # The checked host must be the host of the connection.
     if (written.raw_host, written.port) != (parsed.raw_host, parsed.port):
         raise ValueError("no one host")
     return written

@@ -1,6 +1,6 @@
 """Fork server, messages and memory limit of the processes that decode and process media.
 
-Without vLLM, so that it is imported at once. ``processing/child.py`` is what they run.
+Free of vLLM, so that it imports at once. The processes run ``processing/child.py``.
 """
 
 from frontend.media_processes.memory_limit import MemoryLimit, is_out_of_memory, private_bytes

@@ -1,9 +1,9 @@
-"""Imports once what a frontend's processes need, and forks each of them: ``fork_server MODULE FD``.
+"""Import the modules of a frontend's processes once and fork each: ``fork_server MODULE FD``.
 
 Importing vLLM takes ten seconds of CPU and hundreds of megabytes; a fork takes neither. Each child
 runs ``MODULE.main(FILE_DESCRIPTOR)``. Python's own fork server listens on a socket in a directory
-and looks for modules in the current one; this one knows nobody but the frontend that started it,
-which holds the other end of the socket FD: :mod:`frontend.processing.forks`.
+and searches the current one for modules; this one serves only the frontend that holds the other end
+of the socket FD: :mod:`frontend.processing.forks`.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ def main() -> None:
     frontend = os.pidfd_open(os.getppid())
     module = importlib.import_module(sys.argv[1])
     client = socket.socket(fileno=int(sys.argv[2]))
-    # What was imported stays: children need not copy it when they look for garbage.
+    # Imported objects stay: freezing spares children from copying them during garbage collection.
     gc.collect()
     gc.freeze()
     connection = _serve(client)
@@ -36,8 +36,9 @@ def main() -> None:
 
 
 def _serve(client: socket.socket) -> int | None:
-    """Returns in each child, with its file descriptor; in the server itself, at the very end: when
-    the frontend asks no more, and the last child has ended."""
+    """Return the file descriptor in each child. Return None in the server, when the frontend has
+    closed the socket and the last child has ended.
+    """
     children: dict[int, int] = {}  # pid by pidfd
     poll = select.poll()
     poll.register(client, select.POLLIN)
@@ -69,7 +70,7 @@ def _serve(client: socket.socket) -> int | None:
 
 
 def _asked(client: socket.socket) -> int | None:
-    """The file descriptor for a child that is wanted; None if there won't be any more."""
+    """Return the file descriptor for the next child; None at the end."""
     try:
         message, given, _, _ = socket.recv_fds(client, len(FORK), 1)
     except ConnectionError:
@@ -78,13 +79,10 @@ def _asked(client: socket.socket) -> int | None:
 
 
 def _end_with(frontend: int) -> None:
-    """Have this process end when the frontend does, also in the middle of a batch that hangs.
+    """End this process when the frontend of this pidfd does, even in the middle of a hanging batch.
 
-    Not by ``PR_SET_PDEATHSIG``, which goes by the thread that started this process, nor by its
+    ``PR_SET_PDEATHSIG`` won't do: it follows the thread that started this process. Nor will the
     parent, which is a fork server.
-
-    Args:
-        frontend: its pidfd.
     """
 
     def wait() -> None:

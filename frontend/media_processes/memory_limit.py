@@ -10,25 +10,20 @@ from common.errors import causes
 
 _STATM: Final = Path("/proc/self/statm")
 _PRIVATE: Final = 5
-"""Its field of private, writable pages, which is what the kernel compares with the limit. Memory
-that is shared with the frontend, as the arena is, does not count."""
+"""Field of private, writable pages, which the kernel compares with the limit. Memory shared with
+the frontend, as the arena is, does not count."""
 
 _SAID: Final = ("allocate memory", "not enough memory", "Insufficient memory", "bad_alloc")
-"""What PyTorch, OpenCV and C++ say in errors that are no MemoryError."""
+"""Messages of PyTorch, OpenCV and C++ in errors that are no MemoryError."""
 
 
 class MemoryLimit:
-    """Lets this process take so much more memory while it is entered; then there is no limit."""
+    """Limit of this process's memory while entered: ``nbytes`` beyond its use at entry."""
 
     def __init__(self, nbytes: int) -> None:
-        """
-        Args:
-            nbytes: beyond what the process has when it enters.
-        """
         self._nbytes = nbytes
 
     def grow(self, nbytes: int) -> None:
-        """Allow more."""
         self._nbytes += nbytes
         self._set(self._base + self._nbytes)
 
@@ -47,7 +42,7 @@ class MemoryLimit:
 
     @staticmethod
     def _set(nbytes: int) -> None:
-        """Set the soft limit: the hard one is whoever started the frontend's."""
+        """Set the soft limit: the hard one belongs to the caller's environment."""
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         wanted = {nbytes, hard} - {resource.RLIM_INFINITY}
         resource.setrlimit(
@@ -56,7 +51,7 @@ class MemoryLimit:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether memory could not be had, in Python or in a library."""
+    """Return whether an allocation failed, in Python or in a library."""
     return any(
         isinstance(each, MemoryError) or any(said in str(each) for said in _SAID)
         for each in causes(error)

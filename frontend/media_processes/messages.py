@@ -1,6 +1,6 @@
-"""What a frontend and the processes that it starts for processing say to each other.
+"""Messages between a frontend and its media processes.
 
-Over a socket pair that nobody else has, so these may be pickled. In turns:
+They travel over a private socket pair, so they may be pickled. In turns:
 
     frontend                      process
     StartUp                    ->
@@ -25,20 +25,19 @@ from common.transfer.arena import ArenaOffer
 from frontend.media_limits import FetchPolicy
 
 FORK: Final = b"fork"
-"""What a fork server is told, with the file descriptor that the child gets. It answers with the
-child's pid, and its pidfd."""
+"""Request to a fork server, with the child's file descriptor. The answer is the child's pid, and
+its pidfd."""
 
 
 @dataclass(frozen=True)
 class StartUp:
-    """What a process is to do: the first message.
+    """First message: the task of a process.
 
     Attributes:
         card: the fleet's contract.
         serve_args: vLLM's API server arguments.
-        policy: limits on decoding.
         arena: where to write tensors; None if there is none.
-        log: as the frontend logs; None to log as Python does by itself.
+        log: as the frontend logs; None for Python's default.
     """
 
     card: WorkerCard
@@ -50,22 +49,18 @@ class StartUp:
 
 @dataclass(frozen=True)
 class Ready:
-    """The process can process."""
+    """The process is ready for batches."""
 
 
 @dataclass(frozen=True)
 class Wants:
-    """The process is about to decode a medium.
-
-    Attributes:
-        pixels: that it will take.
-    """
+    """The process is about to decode a medium of so many pixels."""
 
     pixels: int
 
 
 class Answer(Enum):
-    """Whether it may."""
+    """Reply to :class:`Wants`."""
 
     GRANTED = "there is room"
     DENIED = "there is none: the batch is over"
@@ -73,11 +68,8 @@ class Answer(Enum):
 
 @dataclass(frozen=True)
 class Result:
-    """One processed item, ready to be written.
-
-    Attributes:
-        envelope: see :mod:`common.transfer.codec`.
-        buffer_sizes: bytes of each of its buffers.
+    """One processed item, ready to be written: an envelope of :mod:`common.transfer.codec`, and the
+    bytes of each buffer.
     """
 
     mm_hash: MmHash
@@ -91,9 +83,9 @@ class Results:
 
     Attributes:
         items: one for each medium, in order.
-        prompt_updates: vLLM's, for each item; pickled by cloudpickle, since they may hold
-            functions that vLLM defines on the way.
-        hf_runs: how often the HF processor ran for it.
+        prompt_updates: vLLM's, for each item; pickled by cloudpickle, since they may hold functions
+            that vLLM defines on the way.
+        hf_runs: runs of the HF processor.
     """
 
     items: list[Result]
@@ -110,7 +102,7 @@ class NoRoom(Enum):
 
 @dataclass(frozen=True)
 class Offsets:
-    """Where to write the items: offsets in the arena, in the order of the results."""
+    """Offsets of the items in the arena, in the order of the results."""
 
     offsets: list[int | NoRoom]
 
@@ -121,7 +113,7 @@ class Written:
 
 
 class Fault(Enum):
-    """What is wrong with a batch."""
+    """Kind of a batch's failure."""
 
     REFUSED = "a limit or the decoder refuses a medium"
     INVALID = "vLLM refuses a medium"
@@ -132,11 +124,8 @@ class Fault(Enum):
 
 @dataclass(frozen=True)
 class BatchFailed:
-    """A batch could not be processed; the process goes on.
-
-    Attributes:
-        reason: for the user; the package if one is missing, what the medium is if it takes too
-            much memory.
+    """A batch failed; the process continues. ``reason`` is for the user: the package if one is
+    missing, the medium if it takes too much memory.
     """
 
     fault: Fault

@@ -1,6 +1,6 @@
-"""A frontend of several processes: the parent, which keeps what they share, and the others.
+"""A frontend of several processes: the parent, which owns shared resources, and its children.
 
-Without vLLM, so that the parent starts at once.
+Free of vLLM, so that the parent starts at once.
 """
 
 from frontend.processes.messages import Plan

@@ -1,4 +1,4 @@
-"""One process of a frontend, as its parent sees it."""
+"""A child process of a frontend, from the parent's view."""
 
 import asyncio
 import contextlib
@@ -19,20 +19,19 @@ from frontend.processes.messages import Asked, Assigned, Attached, FromChild, Pl
 logger = logging.getLogger(__name__)
 
 MEMBER: Final = "MMROUTER_MEMBER"
-"""Set in a process's environment: pid of its parent, its number, how many there are, and the
-descriptor on which they talk."""
+"""Environment variable of a child: pid of its parent, its number, the number of children, and the
+descriptor of their connection."""
 
 
 START_S: Final = 300.0
-"""How long a process may take until it listens to its parent: a cold disk has vLLM's imports in
-minutes."""
+"""Time-out until a process listens to its parent: a cold disk loads vLLM's imports in minutes."""
 
 ANSWERS_S: Final = 30.0
-"""Silence after which a process that listens counts as hung, or stopped."""
+"""Silence after which a listening process counts as hung or stopped."""
 
 
 class Child:
-    """A process that was started, named by its number among the processes, from 0."""
+    """A started process, named by its number from 0."""
 
     def __init__(
         self,
@@ -58,8 +57,8 @@ class Child:
         command: Sequence[str],
         on_message: "Callable[[Child, FromChild], None]",
     ) -> "Child":
-        """Start one. ``on_message`` gets what it says after its plan. Raises OSError if this
-        host has no room for another process.
+        """Start a process. ``on_message`` gets its messages after the plan. Raises OSError if this
+        host can't start another process.
         """
         # vLLM would take the metrics of all processes for those of each.
         environment = {k: v for k, v in os.environ.items() if k != "PROMETHEUS_MULTIPROC_DIR"}
@@ -86,7 +85,7 @@ class Child:
         return self._attached.is_set()
 
     async def plan(self) -> Plan | None:
-        """Return what it needs; None if it has ended or stays silent instead."""
+        """Return its plan; None if it ends or closes its connection instead."""
         frames: Frames[FromChild] = Frames(FromChild)
         loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError, msgspec.MsgspecError):
@@ -107,8 +106,8 @@ class Child:
             self._protocol.send(message)
 
     def stop(self, *, at_once: bool) -> None:
-        """Tell it to end. By a message, since whoever signals this frontend may have signalled
-        all its processes, for which a second signal means at once.
+        """Tell it to end, by a message: the sender of this frontend's signal may have signalled all
+        its processes, and a second signal means at once.
         """
         self._told_to_stop = True
         if self.attached:
@@ -121,8 +120,9 @@ class Child:
         self._signal(signal.SIGKILL)
 
     async def kill_if_silent(self) -> None:
-        """Ask it for signs of life until cancelled, and kill it if it gives none: others wait for
-        its answers, and clients for what it has accepted."""
+        """Send heartbeats until cancelled, and kill a process that misses one: other processes wait
+        for its answers, and clients for requests that it accepted.
+        """
         try:
             async with asyncio.timeout(START_S):
                 await self._attached.wait()
@@ -139,9 +139,7 @@ class Child:
         self.kill()
 
     async def ended(self) -> int:
-        """Wait until it has ended; return its exit status, 128 plus the number if a signal
-        ended it.
-        """
+        """Wait for its end; return its exit status, 128 plus the number after a signal."""
         status = await self._process.wait()
         if self._protocol is not None:
             self._protocol.close()

@@ -1,8 +1,8 @@
-"""The sockets on which all processes of a frontend listen, and how many connections each has.
+"""Shared listening sockets of a frontend's processes, and their connection counts.
 
-One socket that all accept from: whoever has time takes the next connection, and one that is gone
-or busy leaves it to the others. With a socket for each (``SO_REUSEPORT``) the kernel would go on
-giving connections to a process that is gone or hangs.
+All processes accept from one socket: an idle one takes the next connection, and a busy or dead one
+leaves it to the others. With a socket for each (``SO_REUSEPORT``) the kernel would keep giving
+connections to a process that is gone or hangs.
 """
 
 import contextlib
@@ -16,17 +16,15 @@ from typing import Final
 from common.errors import ConfigurationError
 
 BACKLOG: Final = 2048
-"""As uvicorn has it."""
+"""uvicorn's value."""
 
 
 class ListenError(ConfigurationError): ...
 
 
 def listen(host: str | None, port: int, uds: str | None) -> list[socket.socket]:
-    """Listen on a Unix socket, or where a host, None or empty for all addresses, and a port say.
-
-    Raises:
-        ListenError: there is nowhere to listen.
+    """Listen on a Unix socket, or on a port of a host (None or empty for all addresses). Raises
+    ListenError.
     """
     place = uds if uds is not None else f"{host or '*'}:{port}"
     with contextlib.ExitStack() as opened:
@@ -80,7 +78,7 @@ _NOT_ACCEPTING: Final = -1
 
 
 class ConnectionCounts:
-    """A number for each process, in memory that all see. Every process writes its own only.
+    """Connection count of each process, in shared memory. Every process writes its own only.
 
     All accept from one socket, and of several idle ones the kernel wakes the same first each time:
     it would get all connections of a client that opens them one after the other and keeps them.
@@ -92,7 +90,7 @@ class ConnectionCounts:
 
     @staticmethod
     def make(processes: int) -> int:
-        """Return a descriptor of memory for some processes, of which none accepts yet."""
+        """Return a descriptor of memory in which no process accepts yet."""
         descriptor = os.memfd_create("mmrouter-connections", os.MFD_CLOEXEC)
         os.ftruncate(descriptor, 8 * processes)
         counts = ConnectionCounts(descriptor, processes)
@@ -107,6 +105,6 @@ class ConnectionCounts:
         self._counts[process] = _NOT_ACCEPTING
 
     def another_has_fewer(self, process: int) -> bool:
-        """Return whether another process that accepts connections has fewer."""
+        """Return whether another accepting process has fewer connections."""
         own = self._counts[process]
         return any(_NOT_ACCEPTING < count < own for count in self._counts)

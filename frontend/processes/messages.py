@@ -1,5 +1,5 @@
-"""What a frontend's processes and their parent say to each other, and how the parent relays
-questions of one process to all others. For one event loop.
+"""Messages between a frontend's processes and their parent, which relays questions of one process
+to all others. For one event loop.
 """
 
 import asyncio
@@ -13,12 +13,8 @@ from common.aio.ipc import LARGEST
 
 
 class Plan(msgspec.Struct, frozen=True, tag="plan"):
-    """What a process needs of its parent, by its arguments. The first thing that it says.
-
-    Attributes:
-        uds: the Unix socket to listen on instead of host and port.
-        arena_bytes: size of the arena; 0 for none.
-        arena_needed: whether there is no serving without it.
+    """First message of a process: its needs, from its arguments. ``uds`` replaces host and port;
+    ``arena_bytes`` is 0 for no arena; ``arena_needed`` if it can't serve without one.
     """
 
     host: str | None
@@ -29,12 +25,12 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
 
 
 class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
-    """What a process gets. With descriptors: of the memory where connections are counted, of the
-    sockets to listen on, and behind them that of the arena's connection, if there is one.
+    """Resources for a process. Descriptors travel along: of the connection counts, of the listening
+    sockets, and last of the arena's connection, if there is one.
 
     Attributes:
         offer: of the arena, as JSON; None without one.
-        alone: nobody else listens yet, so it does before it is ready.
+        alone: no other process listens yet, so this one does before it is ready.
     """
 
     offer: bytes | None
@@ -42,15 +38,15 @@ class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
 
 
 class Attached(msgspec.Struct, frozen=True, tag="attached"):
-    """The process listens to its parent: it need not be signalled any more."""
+    """The process listens to its parent: it needs no signals any more."""
 
 
 class Serving(msgspec.Struct, frozen=True, tag="serving"):
-    """It has let users in."""
+    """The process accepts users."""
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
-    """A question to all other processes, answered with :class:`Answers`."""
+    """Question to all other processes, answered with :class:`Answers`."""
 
     number: int
     topic: str
@@ -58,7 +54,7 @@ class Ask(msgspec.Struct, frozen=True, tag="ask"):
 
 
 class Asked(msgspec.Struct, frozen=True, tag="asked"):
-    """A question of another process, answered with :class:`Answered`."""
+    """Question of another process, answered with :class:`Answered`."""
 
     number: int
     topic: str
@@ -66,14 +62,14 @@ class Asked(msgspec.Struct, frozen=True, tag="asked"):
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):
-    """An answer to it; None if it can't be given yet, or only by more than a message holds."""
+    """Answer to :class:`Asked`; None if unavailable or larger than a message."""
 
     number: int
     body: bytes | None
 
 
 class Answers(msgspec.Struct, frozen=True, tag="answers"):
-    """All answers to a question, by process, and how many did not come in time or don't fit."""
+    """All answers to a question, by process; ``silent`` counts those late or too large."""
 
     number: int
     told: dict[str, bytes]
@@ -81,7 +77,7 @@ class Answers(msgspec.Struct, frozen=True, tag="answers"):
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """The process is to end; ``at_once`` without waiting for what it works on."""
+    """The process must end; ``at_once`` without finishing its requests."""
 
     at_once: bool
 
@@ -91,16 +87,15 @@ FromParent: TypeAlias = Assigned | Asked | Answers | Stop
 
 
 ANSWER_S: Final = 2.0
-"""How long a process may take; then the others' answers have to do."""
+"""Time-out of a process's answer."""
 
 MOST_BYTES: Final = LARGEST - (1 << 16)
-"""Of all answers to a question: they go back in one message. What is beyond it is left out, since
-a message that is too large would end the connection, and with it the process that asked.
-"""
+"""Limit of all answers to a question, which go back in one message. Answers beyond it are left out:
+a larger message would end the connection, and with it the process that asked."""
 
 
 class Asker(Protocol):
-    """A process that asks and is asked, by the name that answers have it under."""
+    """A process that asks and is asked; ``name`` is its key in answers."""
 
     name: str
 
@@ -119,12 +114,12 @@ class _Question:
 
 
 class Questions:
-    """Questions that are not answered yet."""
+    """Open questions."""
 
     def __init__(
         self, others: Callable[[], set[Asker]], own: Callable[[str], bytes | None]
     ) -> None:
-        """Pass questions to all ``others``, the asker included; ``own`` is what the parent says
+        """Pass questions to all ``others``, the asker included; ``own`` returns the parent's answer
         on a topic.
         """
         self._others = others
@@ -161,7 +156,7 @@ class Questions:
             self._end(answer.number)
 
     def gone(self, process: Asker) -> None:
-        """End what a process waits for that is gone, and wait for no answer of it."""
+        """End the questions of a dead process, and wait for no answer of it."""
         for number, question in list(self._open.items()):
             if question.asker is process:
                 self._end(number)

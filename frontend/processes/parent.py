@@ -1,9 +1,7 @@
-"""The flag that says how many processes a frontend has.
+"""Parent of a frontend's processes: starts them, owns shared resources, ends with them.
 
-The parent of a frontend's processes: starts them, keeps what they share, ends with them.
-
-It has the port, so that connections wait while a process is started again, and the arena, so that
-a process that is killed takes no picture along. It serves nobody itself.
+It owns the port, so that connections wait while a process restarts, and the arena, so that a killed
+process loses no picture. It serves no requests itself.
 """
 
 import argparse
@@ -44,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class ProcessesSettings(FlagSettings):
-    """How many cores a frontend may use for serving."""
+    """Number of processes that serve for a frontend."""
 
     flag_group: ClassVar[str] = "processes"
 
@@ -58,10 +56,10 @@ class ProcessesSettings(FlagSettings):
 
 
 PORT_TAKEN: Final = 3
-"""Exit status if there is nowhere to listen; uvicorn's."""
+"""Exit status if no socket can listen; uvicorn's."""
 
 LAST_S: Final = 15.0
-"""How long a process may take to end beyond the time that its requests have."""
+"""Time for a process to end, beyond the time of its requests."""
 
 _METRICS: Final = (
     "mmrouter_processes",
@@ -72,7 +70,7 @@ _METRICS: Final = (
 
 
 class CannotServeError(Exception):
-    """A process ended before it had served, and none serves. ``status`` is its exit status."""
+    """A process ended with ``status`` before it had served, and no other serves."""
 
     def __init__(self, index: int, status: int) -> None:
         self.status = status
@@ -81,8 +79,8 @@ class CannotServeError(Exception):
 
 class Parent:
     def __init__(self, command: Sequence[str], count: int, drain_timeout_s: float) -> None:
-        """Keep as many processes of a command; ``drain_timeout_s`` is how long their requests
-        may take when they are to end.
+        """Keep ``count`` processes of a command; at the end their requests have
+        ``drain_timeout_s``.
         """
         self._command = command
         self._count = count
@@ -131,7 +129,7 @@ class Parent:
                 self._arena.close()
 
     async def _keep(self, index: int) -> int:
-        """Have one process run, again and again, until all are to end; return its last status."""
+        """Restart one process until all are to end; return its last status."""
         backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, calm_s=CALM_S)
         if index:  # the first one knows what all need, and says so if it can't be understood
             await _any_of(self._planned, self._stopping)
@@ -141,7 +139,7 @@ class Parent:
             if self._stopping.is_set():
                 return status
             if not has_served and not self._serving:
-                # Clients would wait for ever in front of a port that nobody accepts from.
+                # Otherwise clients would wait forever on a port from which no process accepts.
                 raise CannotServeError(index, status or 1)
             if status == 0:
                 backoff.reset()
@@ -181,7 +179,7 @@ class Parent:
             self._questions.gone(child)
 
     async def _prepare(self, plan: Plan) -> None:
-        """Make what all processes share, once."""
+        """Create the shared resources, once."""
         if self._planned.is_set():
             return
         self._listeners = listen(plan.host, plan.port, plan.uds)
@@ -247,7 +245,7 @@ class Parent:
         await asyncio.gather(*(child.ended() for child in left))
 
     def _stop_listening(self) -> None:
-        """Nobody waits for a connection that no process will take."""
+        """Close the sockets, so that no client waits for a connection that no process will take."""
         listeners, self._listeners = self._listeners, []
         for listener in listeners:
             listener.close()
@@ -257,12 +255,8 @@ class Parent:
 
 
 def run_processes(argv: Sequence[str]) -> int | None:
-    """Be the parent of several processes until they end, if several are asked for.
-
-    What is wrong with the arguments is left to whoever reads them all.
-
-    Returns:
-        The exit status; None if this process is to serve.
+    """Run as the parent of several processes, if several are requested; return the exit status.
+    Return None if this process is to serve, also on wrong arguments: the full parser reports those.
     """
     if MEMBER in os.environ:
         return None

@@ -1,4 +1,4 @@
-"""One process of a frontend of several, as it sees the others: through its parent."""
+"""A process of a multi-process frontend, and its view of the others through the parent."""
 
 import asyncio
 import logging
@@ -37,10 +37,10 @@ logger = logging.getLogger(__name__)
 _MOST_DESCRIPTORS: Final = 64
 
 _END_S: Final = 2.0
-"""How long a killed parent may take to end."""
+"""Time for a killed parent to end."""
 
 Tell = Callable[[bytes], bytes]
-"""From the argument of a question to its answer."""
+"""Maps the argument of a question to its answer."""
 
 
 class Told(NamedTuple):
@@ -49,12 +49,12 @@ class Told(NamedTuple):
 
 
 class Siblings:
-    """The other processes, and what this one was given to serve beside them.
+    """The other processes, and this one's shared resources.
 
     Attributes:
-        count: how many there are, with this one.
-        arena: that all share; None if there is none.
-        alone: whether nobody else listens yet.
+        count: processes, this one included.
+        arena: shared by all; None if there is none.
+        alone: whether no other process listens yet.
     """
 
     def __init__(self, name: str, processes: int, end: socket.socket) -> None:
@@ -76,8 +76,8 @@ class Siblings:
 
     @classmethod
     def join(cls) -> "Siblings | None":
-        """Return what this process was started as: one of several, or None. Exits with status 1
-        if its parent is gone.
+        """Return this process's place among several, or None. Exits with status 1 if its parent is
+        gone.
         """
         if MEMBER not in os.environ:
             return None
@@ -88,8 +88,8 @@ class Siblings:
         return cls(index, int(processes), socket.socket(fileno=int(descriptor)))
 
     def begin(self, plan: Plan) -> None:
-        """Say what is needed and wait for it: not on an event loop. Raises ConfigurationError
-        if it can't be had any more.
+        """Send the plan and block for the resources: not on an event loop. Raises
+        ConfigurationError if the parent is gone or ending.
         """
         self._end.sendall(frame(plan))
         data, descriptors, _, _ = socket.recv_fds(
@@ -109,11 +109,11 @@ class Siblings:
         self.listeners = sockets
 
     async def attach(self, signals: StopSignals) -> None:
-        """Listen to the parent from now on. What it says is to be done like a signal."""
+        """Listen to the parent from now on. A Stop acts like a signal."""
         self._signals = signals
         self._parent = FrameProtocol(FromParent, self._received, self._parent_lost)
         protocol = self._parent
-        # From now on the connection says so; a signal would be the second, which means at once.
+        # The connection replaces the signal, which would be the second and mean at once.
         end_with_parent(None)
         await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, self._end)
         protocol.send(Attached())
@@ -123,7 +123,7 @@ class Siblings:
             self._parent.send(Serving())
 
     def has(self, connections: int | None) -> None:
-        """Tell how many connections this process has; None if it accepts no more."""
+        """Publish the number of connections; None if this process accepts no more."""
         if self._counts is None:
             return
         if connections is None:
@@ -139,9 +139,7 @@ class Siblings:
         self._tells[topic] = tell
 
     async def ask(self, topic: str, argument: bytes = b"") -> list[Told]:
-        """Return what the others say, and the parent if it has something to say, as far as they
-        answer in time.
-        """
+        """Return the answers of the other processes and the parent that arrive in time."""
         parent = self._parent
         if parent is None or self._lost:
             return []
@@ -160,7 +158,7 @@ class Siblings:
         return [Told(name, body) for name, body in got.told.items()]
 
     def close(self) -> None:
-        """Leave. If the parent was killed, nothing of it stays."""
+        """Leave. If the parent was killed, remove its leftovers."""
         if self._parent is not None:
             self._parent.close()
         for listener in self.listeners:
@@ -207,9 +205,7 @@ class Siblings:
 
 
 def _wait_for_end(pid: int) -> None:
-    """Wait, since a process that was killed counts as alive for a moment after its connections
-    closed.
-    """
+    """Wait: a killed process counts as alive for a moment after its connections close."""
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:  # nobody has that pid any more

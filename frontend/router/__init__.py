@@ -1,4 +1,4 @@
-"""Which worker gets a request: the one for which it costs least."""
+"""Choose the worker on which a request costs least."""
 
 from frontend.router.decision import Decision, MediaMove
 from frontend.router.events import ZmqFeeds

@@ -1,6 +1,4 @@
-"""What was decided for a request and why, kept for inspection and shown as JSON. Filled in later
-with what really happened.
-"""
+"""Routing decisions and their reasons, kept for inspection as JSON and completed by the outcome."""
 
 from collections import deque
 from typing import NamedTuple
@@ -16,13 +14,11 @@ CLIENT_ID_LENGTH = 256
 
 
 class Considered(NamedTuple):
-    """A target that was considered, with its work, its load at that time and the cost.
+    """A candidate target, with its work, load and cost at the time of the decision.
 
     Attributes:
-        knowledge: what is known of its cache.
         cost: in tokens of the fleet's median worker.
-        first_token_ms: after which the first output was expected from it; None if too little was
-            known.
+        first_token_ms: expected time to the first output; None if too little is known.
     """
 
     target: Target
@@ -34,7 +30,6 @@ class Considered(NamedTuple):
     first_token_ms: float | None
 
     def as_json(self) -> dict[str, object]:
-        """Return it as JSON-able builtins, with the terms of its cost."""
         return {
             "worker_id": self.target.worker_id,
             "rank": self.target.rank,
@@ -51,9 +46,7 @@ class Considered(NamedTuple):
 
 
 class MediaMove(msgspec.Struct, frozen=True, gc=False):
-    """How one media item reached the worker, as it acknowledged, what moved for it, and by
-    which transport; empty if nothing moved.
-    """
+    """How one media item reached the worker; ``transport`` is empty if nothing moved."""
 
     mm_hash: MmHash
     how: str
@@ -65,23 +58,14 @@ class Decision(msgspec.Struct):
     """One routing decision.
 
     Attributes:
-        request_id: of the engine call.
-        client_id: what the client calls it; the response id of the API is its prefix. Others
-            may call theirs the same. Cut after :data:`CLIENT_ID_LENGTH` characters.
-        reason: why this target, one of a handful of constant words.
-        index: what is known of the chosen target's cache.
+        client_id: id chosen by the client, not unique; prefix of the API's response id. Cut after
+            :data:`CLIENT_ID_LENGTH` characters.
         time: seconds since the epoch.
-        micros: how long the decision took, in microseconds, hashing included.
-        overlap_blocks: leading blocks that the chosen target holds.
-        predicted_cached_tokens: what its engine should report as cached.
+        micros: duration of the decision in microseconds, hashing included.
         considered: the cheapest candidates, of ``candidates_total``.
-        prefill_tokens: what it counts as load there until its first output, media included.
-        realised_cached_tokens: what its engine reported, once it has.
-        predicted_first_token_s: seconds from the decision to the first output, as expected; None
-            if too little was known.
-        first_token_s: the same once it was there.
-        work: of the chosen target.
-        media: how each item reached the worker, once it has.
+        prefill_tokens: load on the target until the first output, media included.
+        realised_cached_tokens: as the engine reported them.
+        predicted_first_token_s: seconds from the decision; None if too little is known.
     """
 
     request_id: RequestId
@@ -112,8 +96,8 @@ class Decision(msgspec.Struct):
         return Target(self.worker_id, self.rank)
 
     def as_json(self, candidates: int | None = None) -> dict[str, object]:
-        """Return the decision as JSON-able builtins under the client's id, with its candidates, or
-        so many of the cheapest and the chosen one.
+        """Return JSON-able builtins under the client's id. Limit the cheapest candidates to
+        ``candidates``; the chosen one is always included.
         """
         built: dict[str, object] = msgspec.to_builtins(msgspec.structs.replace(self, considered=[]))
         built["request_id"] = built.pop("client_id")
@@ -124,9 +108,7 @@ class Decision(msgspec.Struct):
 
 
 class DecisionLog:
-    """The last decisions, oldest first: by default some megabytes, and minutes of a busy
-    frontend.
-    """
+    """Bounded log, oldest first: by default some megabytes, and minutes of a busy frontend."""
 
     def __init__(self, capacity: int = 1000) -> None:
         self._decisions: deque[Decision] = deque(maxlen=capacity)
@@ -148,9 +130,8 @@ class DecisionLog:
         return self._by_id.get(request_id)
 
     def find(self, response_id: str) -> list[Decision]:
-        """Return the decisions for an API response, oldest first. One can have several
-        requests, each with a suffix to its id, and several can have one id, since clients
-        choose it.
+        """Return the decisions for an API response, oldest first. One response can have several
+        requests, each with a suffix to its id, and clients may reuse an id.
         """
         prefix = response_id[:CLIENT_ID_LENGTH]
         return [one for one in self._decisions if one.client_id.startswith(prefix)]

@@ -1,10 +1,9 @@
-"""Which workers are not trusted for the moment, after errors or stalls. No I/O.
+"""Circuit breaker per worker, for errors and stalls. No I/O.
 
-A worker's circuit is closed until several requests in a row fail on it, or its link is lost. Then
-it is open, for a time that doubles with every relapse, give or take some jitter, so that
-frontends do not come back all at once. After that it is half-open, on *trial*: one request at a
-time goes there. Any first output closes it, a failure opens it for longer. A worker whose circuit
-was closed for as long as the longest time out starts with a clean record.
+A circuit opens after several failures in a row, or when the link is lost. It stays open for a time
+that doubles with every relapse; jitter keeps frontends from returning all at once. Then it is
+half-open: one trial request at a time. A first output closes it, a failure opens it for longer. A
+worker that stayed closed for the longest time-out starts with a clean record.
 """
 
 import random
@@ -18,18 +17,21 @@ from common.observability.fleet_events import What, note
 from common.observability.telemetry import EJECTIONS
 
 FAILURES: Final = 3
-"""Requests failing in a row that put a worker out: one may be the request's own fault."""
+"""Consecutive failed requests that eject a worker: a single failure may be the request's own fault.
+"""
 
 JITTER = 0.2
-"""Times out differ by up to this share in either direction."""
+"""Maximum deviation of a time-out in either direction, as a share."""
 
 LONGEST_S = 60.0
-"""Out at most, unless the first time is longer: a worker that works again is soon found out, and
-one that doesn't fails a request a minute."""
+"""Longest time-out, unless the first is longer: a recovered worker is soon found, and a broken one
+fails a request a minute."""
 
 
 class Circuit(StrEnum):
-    """Whether requests go to a worker: closed, they do; open, none; half-open, one on trial."""
+    """State of a circuit: closed passes requests, open passes no request, half-open passes one
+    trial.
+    """
 
     CLOSED = "closed"
     OPEN = "open"
@@ -38,14 +40,14 @@ class Circuit(StrEnum):
 
 @dataclass(slots=True)
 class _Record:
-    """What is held against a worker.
+    """Failure record of a worker.
 
     Attributes:
-        failures: requests that failed there in a row.
-        relapses: times it was put out, since its record was clean.
-        due: when its time out is over.
-        came_back: when it was let in again.
-        on_trial: the one request that it has while on trial.
+        failures: consecutive failed requests.
+        relapses: ejections since the record was clean.
+        due: end of the time-out.
+        came_back: time at which the circuit closed again.
+        on_trial: the single request of a half-open circuit.
     """
 
     incarnation: Incarnation
@@ -59,8 +61,8 @@ class _Record:
 
 
 class Ejection:
-    """Circuit of every worker. Workers that never failed take no memory; ``chance`` is the
-    source of jitter.
+    """Circuits of all workers; a worker that never failed takes no memory. ``chance`` is the source
+    of jitter.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class Ejection:
         return sum(one.circuit is not Circuit.CLOSED for one in self._records.values())
 
     def failed(self, worker_id: WorkerId, incarnation: Incarnation, reason: str) -> None:
-        """Count a request that failed, by the worker's fault."""
+        """Count a request that failed by the worker's fault."""
         record = self._record(worker_id, incarnation)
         if record.circuit is Circuit.OPEN:
             return  # it was sent before, and is held against the worker already
@@ -89,13 +91,13 @@ class Ejection:
             self._put_out(worker_id, record, reason)
 
     def eject(self, worker_id: WorkerId, incarnation: Incarnation, reason: str) -> None:
-        """Put a worker out at once, since something befell it itself."""
+        """Open the circuit at once: the worker itself failed."""
         record = self._record(worker_id, incarnation)
         if record.circuit is not Circuit.OPEN:
             self._put_out(worker_id, record, reason)
 
     def succeeded(self, worker_id: WorkerId) -> None:
-        """Let a worker in that answered a request. Workers that are in stay so."""
+        """Close the circuit of a worker that answered a request."""
         record = self._records.get(worker_id)
         if record is None:
             return
@@ -108,13 +110,17 @@ class Ejection:
             del self._records[worker_id]
 
     def routed(self, worker_id: WorkerId, request_id: RequestId) -> None:
-        """Note that a request was given to the worker. On trial it gets no other meanwhile."""
+        """Note that a request was sent to the worker; a half-open circuit admits no other
+        meanwhile.
+        """
         record = self._records.get(worker_id)
         if record is not None and record.circuit is Circuit.HALF_OPEN:
             record.on_trial = request_id
 
     def ended(self, worker_id: WorkerId, request_id: RequestId) -> None:
-        """Note that a request ended, perhaps without telling anything of the worker."""
+        """Note that a request ended, perhaps without a result that counts for or against the
+        worker.
+        """
         record = self._records.get(worker_id)
         if record is not None and record.on_trial == request_id:
             record.on_trial = None
@@ -137,7 +143,7 @@ class Ejection:
         return unusable
 
     def least_bad(self, workers: Collection[WorkerId]) -> Set[WorkerId]:
-        """Return those that relapsed least often: where to go if all are unusable."""
+        """Return the workers with the fewest relapses: the last resort if all are unusable."""
         relapses = {
             worker_id: record.relapses if (record := self._records.get(worker_id)) else 0
             for worker_id in workers
@@ -146,14 +152,13 @@ class Ejection:
         return {worker_id for worker_id, count in relapses.items() if count == least}
 
     def circuit(self, worker_id: WorkerId) -> tuple[Circuit, str]:
-        """Return how far a worker is trusted, and why no further; empty if fully."""
+        """Return the circuit and why it is not closed; the reason is empty if it is."""
         record = self._records.get(worker_id)
         if record is None or record.circuit is Circuit.CLOSED:
             return Circuit.CLOSED, ""
         return record.circuit, record.reason
 
     def remaining_s(self, worker_id: WorkerId) -> float:
-        """Return for how long a worker's circuit stays open."""
         record = self._records.get(worker_id)
         is_open = record is not None and record.circuit is Circuit.OPEN
         return max(0.0, record.due - self._clock()) if record and is_open else 0.0

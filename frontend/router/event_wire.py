@@ -1,8 +1,8 @@
-"""Reading KV event messages: bytes in, changes of a cache out.
+"""Decode KV event messages: bytes in, changes of a cache out.
 
-Decodes what is used of vLLM's structs (0.32.0 and 0.33.0, ``vllm.distributed.kv_events``). The rest
-is passed over: tokens and extra keys are most of a message. Sequence numbers and what to do on loss
-are in ``event_stream.py``.
+Reads the needed fields of vLLM's structs (0.32.0 and 0.33.0, ``vllm.distributed.kv_events``).
+Tokens and extra keys, most of a message, are skipped. ``event_stream.py`` handles sequence numbers
+and loss.
 """
 
 from collections.abc import Iterator
@@ -29,21 +29,21 @@ _ON_DEVICE: Final = "GPU"
 _AT_ONCE: Final = 16_384
 """Events of a message, and blocks in them, that are decoded before any is applied: milliseconds of
 the event loop, and four times a step of 64k tokens that evicts as many blocks. The rest of a larger
-message is decoded as it is applied."""
+message is decoded while it is applied."""
 
 _MAX_HASHES: Final = 1 << 18
-"""Of one event: four million tokens in blocks of 16."""
+"""Maximum hashes per event: four million tokens in blocks of 16."""
 
 # vLLM's ``KVCacheSpecKind`` values of groups in which a hit needs every block.
 _EVERY_BLOCK = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
-# Those in which a hit needs only the blocks inside the window before its end.
+# Kinds in which a hit needs only the blocks inside the window before its end.
 _WINDOWED = frozenset({"sliding_window", "sliding_window_mla"})
-# Those in which it needs the last block only.
+# Kinds in which a hit needs the last block only.
 _LAST_BLOCK = frozenset({"mamba"})
 
 
 class MalformedEventError(MmRouterError):
-    """An event message isn't what vLLM sends; ``kind`` is a constant word for counting."""
+    """An event message differs from vLLM's format; ``kind`` is a constant word for counting."""
 
     def __init__(self, kind: str, detail: str) -> None:
         self.kind = kind
@@ -65,7 +65,7 @@ class Stored(NamedTuple):
         window: tokens of a sliding window; 1 if only the last block matters.
         kind: vLLM's word for the group.
         offloaded: whether the copy is outside the accelerator.
-        parent: the block before the first, if there is one.
+        parent: the block before the first, if any.
         chained: whether each block is the child of the one before.
     """
 
@@ -92,15 +92,15 @@ class Cleared(NamedTuple): ...
 Change: TypeAlias = Stored | Removed | Cleared
 
 NOTHING: Final = Removed([], 0, False)
-"""What an event says that is of no concern."""
+"""Change of an event that is irrelevant here."""
 
 
 class EventBatch(NamedTuple):
-    """The changes of one engine step, at a time in seconds since the epoch by the worker's clock.
+    """Changes of one engine step, at a time in seconds since the epoch by the worker's clock.
 
     Attributes:
         changes: in order; the first of a large message.
-        later: those that follow. Raises MalformedEventError where one can't be read.
+        later: the following ones, decoded lazily. Raises MalformedEventError.
     """
 
     time: float
@@ -109,7 +109,7 @@ class EventBatch(NamedTuple):
 
     @property
     def begins_anew(self) -> bool:
-        """Whether it says what is held, whatever was held before."""
+        """Whether the batch is a snapshot: it replaces all blocks held before."""
         return bool(self.changes) and isinstance(self.changes[0], Cleared)
 
 
@@ -148,14 +148,14 @@ _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def decode_sequence(frame: bytes) -> int:
-    """Return a sequence number. Raises MalformedEventError if the frame is not 8 bytes."""
+    """Decode a sequence number. Raises MalformedEventError if the frame is not 8 bytes."""
     if len(frame) != SEQUENCE_BYTES:
         raise MalformedEventError("sequence", f"{len(frame)} bytes instead of {SEQUENCE_BYTES}")
     return int.from_bytes(frame, "big")
 
 
 def decode_batch(payload: bytes) -> EventBatch:
-    """Return the changes in one message, without blocks in storage shared between workers.
+    """Decode one message, leaving out blocks in storage shared between workers.
 
     Raises:
         MalformedEventError: not a batch of KV events, or hashes of another kind than
@@ -231,8 +231,8 @@ def _stored(event: _BlockStored, hashes: list[BlockHash], group: int, offloaded:
         kind or "unnamed",
         offloaded,
         BlockHash(parent) if isinstance(parent, bytes) else None,
-        # vLLM leaves out blocks that a group skips, but not their tokens. Our workers' account of
-        # all that they hold (backend_worker/kv_events/event_log.py) has no tokens, no gaps.
+        # vLLM leaves out blocks that a group skips, but not their tokens. Snapshots by our workers
+        # (backend_worker/kv_events/event_log.py) have no tokens and no gaps.
         not offloaded and _length(event.token_ids) in (0, len(hashes) * event.block_size),
     )
 

@@ -1,7 +1,7 @@
-"""Requests that were routed and have not ended: what a decision entails, and its end.
+"""Requests that were routed and have not ended.
 
-A decision counts as load at once, its blocks and media as being on their way; the end
-settles that, and tells what the worker is worth.
+A decision counts as load at once, with its blocks and media expected on the target. Its end settles
+that, and feeds the circuit breaker.
 """
 
 import itertools
@@ -31,8 +31,6 @@ class _Routed(NamedTuple):
 
 
 class InFlight:
-    """The requests in flight; ``len()`` is how many."""
-
     def __init__(self, clock: Callable[[], float], roster: Roster, ejection: Ejection) -> None:
         self._clock = clock
         self._roster = roster
@@ -76,30 +74,26 @@ class InFlight:
         DECISIONS.labels(worker_id, decision.reason).inc()
 
     def new_blocks(self, request_id: RequestId) -> Sequence[BlockHash]:
-        """Return the blocks of a request that its target did not hold when it was decided."""
+        """Return the blocks of a request that its target did not hold at decision time."""
         return self._roster.indexes.predicted.of(request_id)
 
     def others_sent(
         self, target: Target, new_blocks: Sequence[BlockHash], media: Sequence[MmHash]
     ) -> None:
-        """Another frontend sent a request: the blocks that the target did not hold and the
-        media will be there soon, as if it were ours.
-        """
+        """Expect the blocks and media of another frontend's request, as if it were ours."""
         worker = self._roster.workers.get(target.worker_id)
         if worker is None:
             return
         now = self._clock()
         if worker.prefix_caching:
             knowledge = self._roster.state(target).knowledge
-            # It is never taken back for a failure, only by events and by time.
+            # The prediction is not withdrawn on a failure, only by events and time.
             name = RequestId(f"other-{next(self._others)}")
             self._predict(name, target, new_blocks, knowledge, now)
         self._roster.media.expect(target.worker_id, media, now)
 
     def first_token(self, request_id: RequestId, realised_cached_tokens: int = 0) -> None:
-        """Note the first output of a request, and how many prompt tokens its engine took from its
-        cache.
-        """
+        """Note a request's first output, and the prompt tokens that its engine took from its cache."""
         self._roster.load.first_token(request_id)
         routed = self._routed.get(request_id)
         if routed is not None:
@@ -109,7 +103,7 @@ class InFlight:
                 self._first_token_came(routed.decision, self._clock() - routed.routed_at)
 
     def _first_token_came(self, decision: Decision, after_s: float) -> None:
-        # All at the same moment: in each interval they are of the same requests.
+        # Increment together, so that in each interval all three cover the same requests.
         worker_id = decision.worker_id
         PROMPT_TOKENS.labels(worker_id).inc(decision.prompt_tokens)
         PREDICTED_CACHED_TOKENS.labels(worker_id).inc(decision.predicted_cached_tokens)
@@ -120,9 +114,7 @@ class InFlight:
             self._roster.times.first_token_came(expected_s * 1e3, after_s * 1e3)
 
     def finished(self, request_id: RequestId, *, served: bool = False) -> None:
-        """Note that a request ended, and whether it got an output. Unknown and repeated ids are
-        ignored.
-        """
+        """Note a request's end. Unknown and repeated ids are ignored."""
         self._roster.load.finished(request_id)
         routed = self._routed.pop(request_id, None)
         if routed is None:
@@ -132,15 +124,15 @@ class InFlight:
         if not served:
             self._roster.indexes.predicted.forget(request_id)
             return
-        # What was predicted stays until it expires: the engine may finish a short request
-        # before its events are out, and an eviction takes the prediction back as well.
+        # A prediction stays until it expires: the engine may finish a short request before its
+        # events are out, and an eviction withdraws the prediction as well.
         stores_blocks = decision.overlap_blocks < decision.prompt_blocks
         if stores_blocks and self._roster.has(decision.worker_id, decision.incarnation):
             self._roster.served(decision.target, routed.routed_at)
 
     def failed(self, decision: Decision, error: MmRouterError) -> None:
-        """Note that a request failed where it was decided to run, rather than at a successor under
-        the same name; perhaps it was the worker's fault.
+        """Note that a request failed on the worker's run that was chosen, not on a successor of its
+        name. Count it against the worker if the error blames it.
         """
         worker_id, run = decision.worker_id, decision.incarnation
         if error.blames_worker and self._roster.has(worker_id, run):

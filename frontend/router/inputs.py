@@ -1,4 +1,4 @@
-"""What the router must know of requests and of workers. Nothing here decides."""
+"""Inputs of the router: requests and workers. No decisions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from frontend.router.hashing import (
 
 
 class MediaNeed(NamedTuple):
-    """One media item of a request: its place in the prompt, tokens that the encoder yields for
-    it, and the size of its processed tensors.
+    """One media item of a request: its place in the prompt, encoder tokens, and bytes of its
+    processed tensors.
     """
 
     mm_hash: MmHash
@@ -31,15 +31,14 @@ class RoutingRequest:
     """A request as the router sees it.
 
     Attributes:
-        request_id: of the engine call; no other has it.
+        request_id: unique id of the engine call.
         token_ids: the prompt; zeros where embeddings stand for tokens.
-        media: its items, by offset, as vLLM keeps them.
-        embeds: the embeddings that stand for some of its tokens, or for all.
-        reads_cache: whether the engine may serve its prompt from the prefix cache;
-            not so with prompt log-probabilities, for instance.
-        hashes: what :meth:`Router.hash` returned for it, if that was called before,
-            in another thread.
-        client_id: what the client calls it, for people who look at decisions.
+        media: by offset, as vLLM keeps them.
+        embeds: embeddings that stand for some or all tokens.
+        reads_cache: whether the engine may use its prefix cache; False with prompt
+            log-probabilities, for instance.
+        hashes: result of an earlier :meth:`Router.hash`, computed in another thread.
+        client_id: id chosen by the client, for people who inspect decisions.
     """
 
     request_id: RequestId
@@ -59,7 +58,7 @@ class RoutingRequest:
 
 @dataclass(frozen=True, slots=True)
 class EventSource:
-    """Where one data-parallel rank publishes its KV events: ZMQ endpoints to connect to."""
+    """ZMQ endpoints at which one data-parallel rank publishes its KV events."""
 
     rank: int
     endpoint: str
@@ -72,21 +71,20 @@ class RoutableWorker:
     """A worker as the router sees it; built from its card.
 
     Attributes:
-        incarnation: its run. Adding a worker under a known name with another
-            incarnation forgets everything of the one before.
+        incarnation: its run. Adding a worker under a known name with another incarnation forgets
+            everything of the one before.
         ranks: data-parallel ranks that take requests.
         hash_algorithm: vLLM's ``prefix_caching_hash_algo``.
         none_hash: parent of first blocks.
-        kv_tokens: tokens that fit into one rank's KV cache, 0 if unknown.
+        kv_tokens: capacity of one rank's KV cache in tokens, 0 if unknown.
         max_num_seqs: requests that one rank runs at once, 0 if unknown.
-        encoder_tokens: media tokens whose encodings one rank keeps, 0 if unknown.
-        drops_last_block: whether its engine recomputes the last block of a hit, as it
-            does with EAGLE and MTP drafting.
-        drops_in_windows: whether it does so in groups of layers with a window too, where there
-            are groups of others.
-        keeps_tails: whether groups of layers with a window or a state keep only what a repeated
-            prompt needs; otherwise all that they computed.
-        active_adapters: names of those that its engine need not load first.
+        encoder_tokens: capacity of one rank's encoder cache in tokens, 0 if unknown.
+        drops_last_block: whether its engine recomputes the last block of a hit, as with EAGLE and
+            MTP drafting.
+        drops_in_windows: whether it does so in windowed groups too, where there are other groups.
+        keeps_tails: whether windowed and recurrent groups keep only the blocks that a repeated
+            prompt needs; otherwise all computed ones.
+        active_adapters: adapters that its engine has loaded.
     """
 
     worker_id: WorkerId
@@ -111,10 +109,11 @@ class RoutableWorker:
         return HashScheme(self.block_size, self.hash_algorithm, self.none_hash)
 
     def resumes_at(self, prompt_tokens: int) -> Sequence[int]:
-        """Return at which blocks a later prompt may go on from one of so many tokens.
+        """Return the blocks at which a later prompt may resume after one of ``prompt_tokens``
+        tokens.
 
-        Groups of layers with a window or a state keep what is needed for that, and drop the rest.
-        Source: ``replay_boundaries`` of vLLM 0.32.0 and 0.33.0.
+        Windowed and recurrent groups keep the blocks needed for that, and drop the rest. Source:
+        ``replay_boundaries`` of vLLM 0.32.0 and 0.33.0.
         """
         whole = prompt_tokens // self.block_size
         if not self.keeps_tails:
@@ -125,8 +124,8 @@ class RoutableWorker:
         return (last,)
 
     def window_peek(self, *, alone: bool) -> int:
-        """Return how many blocks beyond its end a hit needs in groups of layers with a window,
-        which are ``alone`` where there are no others.
+        """Return how many blocks beyond its end a hit needs in windowed groups; ``alone`` if there
+        are no other groups.
         """
         return int(self.drops_last_block and (alone or self.drops_in_windows))
 

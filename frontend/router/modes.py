@@ -1,8 +1,8 @@
-"""How a worker is chosen: the base class of router modes, those that are built in, and the others.
+"""Router modes: the base class, the built-in ones, and those of installed packages.
 
-A mode looks at a :class:`Situation`, and need not know how costs and loads came to be known. A
-package brings another by an entry point of the group ``mmrouter.router_modes``: its name is what
-``--router-mode`` takes, its class a subclass of :class:`RouterMode`. ``examples/extension`` is one.
+A mode chooses from a :class:`Situation`. A package adds one by an entry point of the group
+``mmrouter.router_modes``: its name is the value of ``--router-mode``, its class a subclass of
+:class:`RouterMode`. See ``examples/extension``.
 """
 
 import random
@@ -18,14 +18,14 @@ from frontend.router.selection import TargetLoad
 
 
 class Situation(NamedTuple):
-    """What a mode chooses from: at least two candidates, in a stable order.
+    """Input of a mode: at least two candidates, in a stable order.
 
     Attributes:
-        request: what is to run.
+        request: the request to place.
         targets: the candidates: a worker and a data-parallel rank each.
-        costs: what the request would cost at each, in tokens of prefill, load included.
-        loads: what each has to do.
-        slots: how many requests each runs at once, 0 if unknown.
+        costs: of the request at each, in tokens of prefill, load included.
+        loads: current load of each.
+        slots: requests that each runs at once, 0 if unknown.
         random: the router's generator.
     """
 
@@ -37,8 +37,8 @@ class Situation(NamedTuple):
     random: random.Random
 
     def least(self, costs: Sequence[float]) -> int:
-        """Return the position of the least cost; of several one at random, because several
-        frontends that break ties alike would pile up.
+        """Return the position of the least cost. Break ties at random: frontends that break ties
+        alike would pile up on one target.
         """
         least = min(costs)
         if costs.count(least) == 1:
@@ -46,14 +46,14 @@ class Situation(NamedTuple):
         return self.random.choice([one for one, cost in enumerate(costs) if cost == least])
 
     def would_wait(self, position: int) -> bool:
-        """Return whether a request sent there now would wait for others to end."""
+        """Return whether a request sent there now would be queued."""
         load = self.loads[position]
         return load.waiting > 0 or 0 < self.slots[position] <= load.active
 
 
 class Choice(NamedTuple):
-    """The position of the chosen candidate, and why: a constant word, or empty if the mode alone
-    says it.
+    """Position of the chosen candidate, and a constant word for the reason; empty stands for the
+    mode's name.
     """
 
     position: int
@@ -61,19 +61,19 @@ class Choice(NamedTuple):
 
 
 class RouterMode(ABC):
-    """Chooses a worker for each request. A router has one object of its mode.
+    """Strategy that chooses a worker for each request. A router has one instance.
 
-    It is called on the event loop, for each request, so it may take microseconds. What it raises
-    ends the request with 500.
+    It is called on the event loop for each request, so it may take microseconds. An exception ends
+    the request with 500.
     """
 
     @abstractmethod
     def choose(self, situation: Situation) -> Choice:
-        """Choose one of the candidates. A single one is not asked about."""
+        """Choose one of the candidates. Not called for a single one."""
 
 
 class LeastCost(RouterMode):
-    """The least cost; if a request would wait there, the least of those that have none."""
+    """Least cost; if a request would wait there, the least cost among idle targets."""
 
     def choose(self, situation: Situation) -> Choice:
         costs = situation.costs
@@ -95,7 +95,7 @@ class InTurn(RouterMode):
 
 
 class BuiltInMode(StrEnum):
-    """The table: a name, one line for operators, and the class."""
+    """Table of built-in modes: name, line of help, class."""
 
     description: str
     policy: type[RouterMode]
@@ -112,7 +112,7 @@ class BuiltInMode(StrEnum):
 
 
 def mode_named(name: str) -> type[RouterMode]:
-    """Return the class of a mode. Raises ConfigurationError: a package's can't be imported."""
+    """Return the class of a mode. Raises ConfigurationError if a package's can't be imported."""
     for mode in BuiltInMode:
         if mode == name:
             return mode.policy

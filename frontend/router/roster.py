@@ -1,7 +1,7 @@
-"""The workers that requests may go to, and everything that comes and goes with them.
+"""The routable workers, with the state that lives and dies with each.
 
-What is known of a worker's blocks, media and load begins when it joins and ends when it
-leaves, whoever learned it. How far it is trusted outlives it: ``ejection.py``.
+Knowledge of a worker's blocks, media and load begins when it joins and ends when it leaves. Its
+circuit outlives it: ``ejection.py``.
 """
 
 import asyncio
@@ -35,51 +35,53 @@ _EXPIRE_SLICE = 16
 """Requests whose predictions expire at a time."""
 
 _SWEEP_SLICE = 2_000
-"""Blocks swept at a time: well below a millisecond, between which others run."""
+"""Blocks swept between two yields to the event loop: well below a millisecond."""
 
 
 class Feed(Protocol):
-    """Keeps the indexes in step with the cache of one incarnation of one worker: over ZMQ, or in
-    tests and simulations without sockets.
+    """Keep the indexes in step with the cache of one incarnation of a worker: over ZMQ, or without
+    sockets in tests and simulations.
     """
 
     def start(self) -> None:
-        """Begin. Must not wait for the worker."""
+        """Start. Must not wait for the worker."""
 
     async def close(self) -> None:
-        """End. Nothing is applied from the call on, also if it is cancelled."""
+        """Stop. Nothing is applied from the call on, even if it is cancelled."""
 
     def state(self, rank: int) -> IndexState:
         """Return how far the index of a rank can be trusted."""
 
     def served(self, rank: int, routed_at: float) -> None:
-        """A request that must have stored blocks ended on a rank; it was routed at a moment."""
+        """Note that a request routed at a monotonic time, which must have stored blocks, ended on a
+        rank.
+        """
 
     def emptied(self, at: float) -> None:
-        """The worker had its blocks forgotten on all ranks, at seconds since the epoch by its
-        clock; 0 for never.
+        """Note when the worker cleared its blocks on all ranks: seconds since the epoch by its
+        clock, 0 for never.
         """
 
     def tick(self, now: float) -> None:
-        """Look at the clock; called a few times a second with monotonic seconds."""
+        """Check time-outs; called a few times a second with monotonic seconds."""
 
     def statistics(self) -> dict[int, StreamStatistics]: ...
 
 
 class FeedMaker(Protocol):
-    """Makes the feeds of a router."""
+    """Factory of a router's feeds."""
 
     def feed(self, worker: RoutableWorker, indexes: BlockIndexes) -> Feed:
         """Return a feed, not yet started, of a worker whose targets are registered."""
 
     def close(self) -> None:
-        """Free what feeds share. All of them are closed."""
+        """Free resources shared by feeds, which are all closed."""
 
 
 async def keep_house(
     indexes: BlockIndexes, feeds: Mapping[WorkerId, Feed], clock: Callable[[], float]
 ) -> None:
-    """Look after indexes and feeds, a live view, for ever."""
+    """Tick feeds (a live view), expire predictions and sweep indexes, forever."""
     while True:
         await asyncio.sleep(_PAUSE_S)
         now = clock()
@@ -91,7 +93,7 @@ async def keep_house(
 
 
 async def _in_slices(work: Callable[[], bool]) -> None:
-    """Call until it says that nothing is left, letting others run in between."""
+    """Call ``work`` until it returns False, yielding to the event loop in between."""
     more = True
     while more:
         more = work()
@@ -99,21 +101,18 @@ async def _in_slices(work: Callable[[], bool]) -> None:
 
 
 class _Held(NamedTuple):
-    """Media that a worker acknowledged before it left."""
-
     incarnation: Incarnation
     items: list[MmHash]
 
 
 class Roster:
-    """The workers, with what is known of each.
+    """The workers and their state.
 
     Attributes:
         workers: by name, a live view.
         hashers: one for each scheme in use, a live view.
-        encoded: media that their encoders need not encode again.
-        load: what every target has to do.
-        times: how fast each target is.
+        encoded: media in the workers' encoder caches.
+        times: step times of each target.
     """
 
     def __init__(
@@ -141,8 +140,8 @@ class Roster:
         self._housekeeper: asyncio.Task[None] | None = None
 
     async def add(self, worker: RoutableWorker) -> None:
-        """Take a worker in and start listening to its KV events, until which its state is
-        ``degraded``. Raises ConfigurationError if its block hashes can't be computed here.
+        """Add a worker and follow its KV events; its state is ``degraded`` until they are complete.
+        Raises ConfigurationError if its block hashes can't be computed here.
         """
         known = self._workers.get(worker.worker_id)
         if known == worker:
@@ -160,7 +159,7 @@ class Roster:
         self.media.add(worker.worker_id)
         held = self._held.pop(worker.worker_id, None)
         if held is not None and held.incarnation == worker.incarnation:
-            # Only the connection was lost. What the engine evicted since, it asks for (Nack).
+            # Only the connection was lost. Items evicted since then are requested by a Nack.
             self.media.acked(worker.worker_id, held.items)
         self.load.add(worker.worker_id, worker.targets, worker.kv_tokens, worker.max_num_seqs)
         if worker.prefix_caching and worker.event_sources:
@@ -177,8 +176,8 @@ class Roster:
     async def remove(self, worker_id: WorkerId) -> None:
         """Forget a worker: its blocks, load and events. Unknown ids are ignored.
 
-        Its media are forgotten too, unless the same run is added again before :meth:`forget`.
-        Its requests in flight may still be reported as finished.
+        Its media are forgotten too, unless the same run is added again before :meth:`forget`. Its
+        requests in flight may still be reported as finished.
         """
         worker = self._workers.pop(worker_id, None)
         if worker is None:
@@ -199,11 +198,11 @@ class Roster:
             await feed.close()
 
     def forget(self, worker_id: WorkerId) -> None:
-        """Forget the media of a worker that was removed: it does not come back."""
+        """Forget the media of a removed worker that does not come back."""
         self._held.pop(worker_id, None)
 
     async def close(self) -> None:
-        """Remove all workers and stop every task. The roster is of no use afterwards."""
+        """Remove all workers and stop every task. The roster is unusable afterwards."""
         if self._housekeeper is not None:
             self._housekeeper.cancel()
             await asyncio.gather(self._housekeeper, return_exceptions=True)
@@ -228,7 +227,7 @@ class Roster:
         return Candidates(targets, slots, loads, load_costs, paces, positions)
 
     def has(self, worker_id: WorkerId, incarnation: Incarnation) -> bool:
-        """Whether a worker is here in just this run, rather than a successor of its name."""
+        """Return whether a worker is present in just this run, not a successor of its name."""
         worker = self._workers.get(worker_id)
         return worker is not None and worker.incarnation == incarnation
 
@@ -249,8 +248,8 @@ class Roster:
         return {knowledge: states[knowledge] for knowledge in Knowledge}
 
     def blocks_emptied(self, worker_id: WorkerId, at: float) -> None:
-        """A worker had its blocks forgotten, at seconds since the epoch by its clock, 0 for
-        never; its events tell that with its engine's next step only.
+        """Note when a worker cleared its blocks: seconds since the epoch by its clock, 0 for never.
+        Its events say so only with the engine's next step.
         """
         feed, worker = self.feeds.get(worker_id), self._workers.get(worker_id)
         if feed is not None:
@@ -266,7 +265,7 @@ class Roster:
                 self.encoded.emptied(target)
 
     def stepped(self, worker_id: WorkerId, steps: Sequence[StepSums]) -> None:
-        """Take what a worker's steps add up to by now. Workers that are not here are ignored."""
+        """Take the sums over a worker's steps. Unknown workers are ignored."""
         worker = self._workers.get(worker_id)
         if worker is None or not steps:
             return
@@ -277,7 +276,7 @@ class Roster:
             paces[positions[target]] = self.times.rounded_pace(target, now)
 
     def served(self, target: Target, routed_at: float) -> None:
-        """A request that was routed at a monotonic moment and must have stored blocks ended on a
+        """Note that a request routed at a monotonic time, which must have stored blocks, ended on a
         target; its events should follow.
         """
         feed = self.feeds.get(target.worker_id)

@@ -1,7 +1,7 @@
-"""The router: one object that knows the fleet and decides where a request runs.
+"""The router: decides where a request runs.
 
-It sends nothing to workers; it only listens to their KV events. Everything happens on one
-event loop. What it knows it learns through its parts, which others tell their news directly.
+It sends nothing to workers and only listens to their KV events. It runs on one event loop. Other
+components report to its parts directly.
 """
 
 import random
@@ -24,29 +24,28 @@ from frontend.router.selection import Candidates, Estimate, cheapest, cost_of_wo
 from frontend.router.settings import RouterSettings
 
 LOADING_TOKENS: Final = 512
-"""What it costs to have an engine compute with an adapter that it has and does not use, in tokens
-of a prompt: copying one to a GPU takes some ten milliseconds, and may put another one out."""
+"""Cost, in prompt tokens, of an adapter that the engine has but does not use: copying one to a GPU
+takes some ten milliseconds, and may evict another."""
 
 CANDIDATES: Final = 16
-"""Recorded of each decision, the cheapest: enough to see why, in a large fleet too."""
+"""Cheapest candidates recorded per decision: enough to explain it, in a large fleet too."""
 
 
 class Router:
-    """Decides where requests run.
+    """Decide where requests run.
 
     Args:
-        feeds: what follows workers' caches; their KV events over ZMQ unless given.
-        seed: of random choices, to have them again.
+        feeds: followers of workers' caches; KV events over ZMQ unless given.
+        seed: of random choices, for reproducible ones.
 
     Attributes:
-        roster: the workers, which come and go here, and what is known of their blocks.
-        media: media items that workers hold; told of acks and nacks.
-        load: what every target has to do; told what workers report.
-        ejection: how far workers are trusted; told of links that were lost.
-        drained: runs of workers that an operator drains, which finish what they have, also if they
-            are lost for a while or not there yet. A later run serves.
-        resting: workers that say that they are paused or asleep.
-        in_flight: requests routed and not ended; told of first tokens, failures and ends.
+        media: items that workers hold; told of acks and nacks.
+        load: of every target; told of workers' reports.
+        ejection: circuits; told of lost links.
+        drained: runs of workers that an operator drains. They finish their requests, also if lost
+            for a while or not yet present. A later run serves.
+        resting: workers that report being paused or asleep.
+        in_flight: told of first tokens, failures and ends.
     """
 
     def __init__(
@@ -72,15 +71,15 @@ class Router:
         self.decisions = DecisionLog()
 
     async def close(self) -> None:
-        """Remove all workers and stop every task. The router is of no use afterwards."""
+        """Remove all workers and stop every task. The router is unusable afterwards."""
         await self.roster.close()
 
     def hash(self, request: RoutingRequest) -> dict[HashScheme, list[BlockHash]]:
         """Return the prompt's block hashes under every scheme of the fleet, usually one.
 
-        About 1 µs a block, and 0.2 µs in a beginning that a recent prompt shares. Long
-        prompts are better hashed in another thread, which is safe here, and passed to
-        :meth:`route` as :attr:`RoutingRequest.hashes`, which are not computed again.
+        About 1 µs a block, and 0.2 µs in a beginning that a recent prompt shares. Thread-safe: hash
+        long prompts in another thread and pass them to :meth:`route` as
+        :attr:`RoutingRequest.hashes`, which are not computed again.
 
         Raises:
             RequestRejectedError: the prompt can't be hashed.
@@ -102,7 +101,7 @@ class Router:
 
         Raises:
             NoWorkerError: no worker is left.
-            FleetBusyError: every worker has more to do than it should.
+            FleetBusyError: every worker is busy.
             RequestRejectedError: the prompt can't be hashed.
         """
         started = time.perf_counter()
@@ -120,9 +119,7 @@ class Router:
         return decision
 
     def _without(self, adapter: LoraKey | None) -> list[WorkerId]:
-        """Return the workers that lack the adapter that a request asks for. Raises
-        NoWorkerError if all do.
-        """
+        """Return the workers without the requested adapter. Raises NoWorkerError if all lack it."""
         if adapter is None:
             return []
         workers = self.roster.workers
@@ -154,7 +151,7 @@ class Router:
         return choice if choice.reason else Choice(choice.position, self.settings.mode)
 
     def check_room(self) -> None:
-        """Raises what :meth:`route` would raise now, before there is a prompt."""
+        """Raise the error that :meth:`route` would raise now, before there is a prompt."""
         self._candidates((), accepted=False)
 
     def _candidates(self, exclude: Collection[WorkerId], accepted: bool) -> Candidates:
@@ -178,10 +175,10 @@ class Router:
         return self.drained.keys() & workers.keys()
 
     def _fit(self, candidates: Candidates, accepted: bool) -> Candidates:
-        """Return those that are neither ejected nor busy.
+        """Return the candidates that are neither ejected nor busy.
 
-        If all are ejected, the least bad of them, as a last resort. If all are busy, none,
-        unless the request was accepted before.
+        If all are ejected, return the least bad as a last resort. If all are busy, raise
+        FleetBusyError unless the request was accepted before.
         """
         if unusable := self.ejection.unusable():
             trusted = candidates.without(unusable)

@@ -1,4 +1,4 @@
-"""The router's flags."""
+"""Settings of the router."""
 
 from typing import Annotated, ClassVar
 

@@ -1,4 +1,4 @@
-"""The workers of this frontend: who is there, the link to each, and the media sent over it."""
+"""Workers of this frontend: membership, the link to each, and the media sent over it."""
 
 from frontend.workers.adapters import Adapters
 from frontend.workers.contract import Contract, Refusals, tell_refused

@@ -1,7 +1,6 @@
-"""The LoRA adapters that workers serve, as vLLM's server looks them up: by name.
+"""LoRA adapters of workers, looked up by name as vLLM's server does.
 
-Workers may have different ones. If two mean other files by one name, the one that came first counts
-until its last worker has left.
+If two workers have different files under one name, the first counts until its last worker has left.
 """
 
 import itertools
@@ -25,11 +24,8 @@ def key_of(adapter: Adapter) -> LoraKey:
 
 
 class Adapters:
-    """Those of the workers that serve.
-
-    Attributes:
-        requests: what vLLM's server attaches to a request for an adapter, by the adapter's name.
-            It is changed in place, since vLLM's server keeps it.
+    """Adapters of serving workers. ``requests`` maps names to the objects that vLLM's server
+    attaches to requests; it is changed in place, since vLLM's server keeps it.
     """
 
     def __init__(self) -> None:
@@ -40,7 +36,7 @@ class Adapters:
         self._ids = itertools.count(1)
 
     def reserve(self, names: Iterable[str]) -> None:
-        """Give no adapter these names: those of the model."""
+        """Reserve the model's names: no adapter gets them."""
         self._reserved = frozenset(names)
         for name in self._reserved:
             self.requests.pop(name, None)
@@ -49,7 +45,7 @@ class Adapters:
         self.changed(card.worker_id, card.adapters)
 
     def changed(self, worker_id: WorkerId, adapters: Sequence[Adapter]) -> None:
-        """Note that a worker that serves has these now, and no others."""
+        """Replace the adapters of a serving worker."""
         self._forget(worker_id)
         self._of[worker_id] = adapters
         for adapter in adapters:

@@ -1,6 +1,4 @@
-"""Which cards fit: what this frontend demands of each, the first of them, which is the
-contract, and who is refused and why, which the refused workers are told.
-"""
+"""Acceptance of cards: the first that fits is the contract. Refused workers are told the reason."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
@@ -34,11 +32,8 @@ class Contract:
     def __init__(
         self, vllm_version: str, key: FleetKey | None = None, *, trust_remote_code: bool = False
     ) -> None:
-        """Demand nothing yet of models.
-
-        Args:
-            key: without one, workers must be on this host and have none either.
-            trust_remote_code: whether models may bring code of their own, which would run here.
+        """Accept any model. Without a key, workers must be on this host and have no key either.
+        ``trust_remote_code`` lets models run their own code in this process.
         """
         self._vllm_version = vllm_version
         self._key = key
@@ -57,7 +52,7 @@ class Contract:
         return await asyncio.shield(self._card)
 
     def check(self, card: WorkerCard) -> None:
-        """Raises CardError, whose message says why, if a card does not fit."""
+        """Raise CardError with the reason if a card does not fit."""
         check_card(card, self._key)
         if card.vllm_version != self._vllm_version:
             raise CardIncompatibleError(
@@ -78,7 +73,9 @@ class Contract:
 
 
 def nobody(refused: int) -> NoWorkerError:
-    """Return what to say to users if there is no worker. Why some are refused is not for them."""
+    """Return the error for users when no worker is available. Only operators may see why some are
+    refused.
+    """
     if not refused:
         return NoWorkerError("no worker is available: none has registered yet, or all are gone")
     return NoWorkerError(
@@ -88,17 +85,15 @@ def nobody(refused: int) -> NoWorkerError:
 
 
 class Refusals:
-    """Why runs of workers are kept out, for as long as they are: of all fleets together."""
+    """Current reasons for refusing runs of workers, of all fleets together."""
 
     def __init__(self) -> None:
         self._reasons: dict[Run, str] = {}
         self._endpoints: dict[Run, str] = {}
 
     def add(self, run: Run, error: CardError, card: WorkerCard | None = None) -> None:
-        """Refuse a run, and no longer for another reason.
-
-        Args:
-            card: says where to tell the run; left out if anybody may have written it.
+        """Refuse a run, replacing an earlier reason. ``card`` has the endpoint for the notice; omit
+        it if the card is unauthenticated.
         """
         if card is not None and not isinstance(error, CardKeyError):
             self._endpoints[run] = card.request_endpoint
@@ -118,12 +113,12 @@ class Refusals:
             yield Notice(run, endpoint, self._reasons[run])
 
     def take_back_if(self, run: Run, error: CardError) -> None:
-        """Hold this no longer against a run; something else may be by now."""
+        """Withdraw a refusal unless its reason has changed."""
         if self._reasons.get(run) == str(error):
             self.take_back(run)
 
     def by_worker(self) -> dict[WorkerId, str]:
-        """Return the workers of which some run is refused, with the reasons."""
+        """Return the reasons for each worker with a refused run."""
         reasons: dict[WorkerId, str] = {}
         for (worker_id, _), reason in self._reasons.items():
             before = reasons.get(worker_id)
@@ -132,8 +127,6 @@ class Refusals:
 
 
 class Notice(NamedTuple):
-    """Why a run is refused, and where it listens."""
-
     run: Run
     endpoint: str
     reason: str
@@ -146,12 +139,8 @@ LEAVE_S: Final = 0.5  # how long a message has to leave, before the next worker 
 async def tell_refused(
     notices: Callable[[], Iterable[Notice]], frontend: str, key: FleetKey | None
 ) -> None:
-    """Tell refused workers why, for their logs, one after the other, again and again until
-    cancelled.
-
-    Args:
-        notices: what is to be told now.
-        frontend: who this is, in words.
+    """Tell refused workers why, for their logs, one after the other, repeatedly until cancelled.
+    ``frontend`` names this frontend in words.
     """
     codec: Codec[ToFrontend] = Codec(ToFrontend)
     while True:

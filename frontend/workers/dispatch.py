@@ -1,4 +1,4 @@
-"""One request on its way to a worker, and the bytes of all that wait to be sent to it."""
+"""A request in flight at a worker, and the backlog of bytes to send to it."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from common.transfer.metadata import encode_metadata
 
 
 class Backlog:
-    """Bytes of media that wait to be sent to one worker. ZeroMQ bounds messages, not their size.
+    """Bytes of media queued for one worker. ZeroMQ bounds messages, not their size.
 
     Small frames are not counted: the queue's length bounds them.
     """
@@ -27,13 +27,13 @@ class Backlog:
 
     @property
     def full(self) -> bool:
-        """Whether more bytes wait than should. Anything goes if nothing waits."""
+        """Whether too many bytes wait. An empty backlog takes any size."""
         while self._sending and self._sending[0][0].done:
             self._nbytes -= self._sending.popleft()[1]
         return self._nbytes >= self._max_bytes
 
     def track(self, frames: Sequence[Frame]) -> list[Frame | zmq.Frame]:
-        """The frames to send instead, which count until the last large one has left."""
+        """Return the frames to send instead, which count until the last large one has left."""
         tracked: list[Frame | zmq.Frame] = list(frames)
         large = [n for n, frame in enumerate(frames) if len(frame) > zmq.COPY_THRESHOLD]
         if large:
@@ -48,14 +48,14 @@ class Backlog:
 Answer = Ack | Nack | Output | Failed
 
 TakeOutput: TypeAlias = Callable[[Output], bool]
-"""Says whether it took an output, for good; otherwise the task of its request gets it."""
+"""Returns whether it consumed an output; otherwise the task of the request gets it."""
 
 
 class Dispatch:
-    """One request on its way: the answers not yet read, the memory not yet back."""
+    """A request in flight: its unread answers and leased memory."""
 
     def __init__(self, handles: Iterable[MediaHandle], take: TakeOutput | None = None) -> None:
-        """Ask ``take`` for each output that comes while the task of the request waits."""
+        """Offer ``take`` each output that arrives while the task of the request waits."""
         self._answers: deque[Answer | Exception] = deque()
         self._take = take
         self._reader: asyncio.Future[None] | None = None
@@ -86,17 +86,17 @@ class Dispatch:
             self._reader.set_result(None)
 
     def left(self) -> None:
-        """The task of the request is gone. What it had must not stay until the worker's last
-        answer.
+        """Drop unread answers: the task of the request is gone, and the worker's last answer may be
+        far.
         """
         self._take = None
         self._answers.clear()
 
     async def next(self) -> Answer | Exception:
-        """Wait for what comes next. One task reads; asyncio's queue is for many, and slower."""
+        """Wait for the next answer. For one reader: asyncio's queue is for many, and slower."""
         if self._answers:
-            # A client that left thousands of answers unread and goes away: nothing that becomes of
-            # them waits for anything, and other requests and the workers need turns meanwhile.
+            # A client that left thousands of answers unread and disconnects: draining them never
+            # awaits anything, and other requests and the workers need turns meanwhile.
             await asyncio.sleep(0)
         while not self._answers:
             self._reader = self._loop.create_future()
@@ -104,13 +104,13 @@ class Dispatch:
         return self._answers.popleft()
 
     def give_up(self, error: Exception) -> None:
-        """Nothing more of its answers is wanted. The second and later calls do nothing."""
+        """End the request with an error and ignore further answers. Idempotent."""
         if not self.given_up:
             self.given_up = True
             self.put(error)
 
     def release(self) -> None:
-        """Give the memory back. The second and later calls do nothing."""
+        """Release the leased memory. Idempotent."""
         for handle in self.handles:
             handle.release()
         self.handles.clear()

@@ -1,10 +1,9 @@
-"""Which workers there are, and a link to each, kept open by a task for each.
+"""The workers of one model, with a task for each that keeps its link open.
 
-All workers of a fleet serve the same model. Discovery says whom to connect to; whether a worker
-lives is known from its link. So a worker whose link lives stays, whatever became of its card: it
-leaves once its card is gone and its link lost, or when it is removed. Of several incarnations
-under one worker id one serves (``members.py``); another that answers meanwhile is refused by name
-and waits.
+Discovery says whom to connect to; the link says whether a worker lives. So a worker with a live
+link stays whatever happens to its card: it leaves when card and link are both gone, or when it is
+removed. Of several incarnations under one worker id one serves (``members.py``); another that
+answers meanwhile is refused by name and waits.
 """
 
 import asyncio
@@ -41,17 +40,12 @@ logger = logging.getLogger(__name__)
 
 
 _ONCE_MORE = WorkerState.DRAINING, WorkerState.READY
-"""No worker does that. Somebody else wrote that it drains, and it has put that right."""
+"""Impossible for an honest worker: a forged card said that it drains, and the worker has corrected
+it."""
 
 
 class Fleet:
-    """The workers of a model.
-
-    Attributes:
-        contract: which cards fit.
-        members: every run of a worker whose card does, and which of them serve.
-        refusals: who is refused, and why.
-    """
+    """The workers of a model: contract, members (all runs with a fitting card) and refusals."""
 
     def __init__(
         self,
@@ -64,12 +58,9 @@ class Fleet:
         trust_remote_code: bool = False,
         refusals: Refusals | None = None,
     ) -> None:
-        """Begin without workers.
-
-        Args:
-            key: without one, workers must be on this host and have none either.
-            trust_remote_code: whether models may bring code of their own, which would run here.
-            refusals: those of all fleets; its own unless given.
+        """Start without workers. Without a key, workers must be on this host and have no key
+        either. ``trust_remote_code`` lets models run their own code here. ``refusals`` may be
+        shared by all fleets.
         """
         self.router = router
         self.contract = Contract(vllm_version, key, trust_remote_code=trust_remote_code)
@@ -92,8 +83,8 @@ class Fleet:
         return any(True for _ in self.members.available())
 
     def link(self, worker_id: WorkerId) -> WorkerLink:
-        """Return the link to whoever serves under a worker id. Raises WorkerLostError if nobody
-        does.
+        """Return the link to the member that serves under a worker id. Raises WorkerLostError if
+        there is none.
         """
         holder = self.members.holder(worker_id)
         if holder is None or holder.link is None:
@@ -101,7 +92,7 @@ class Fleet:
         return holder.link
 
     def check_available(self) -> None:
-        """Raises NoWorkerError if nobody is there."""
+        """Raise NoWorkerError if no worker is connected."""
         if self.connected:
             return
         if self._closed:
@@ -114,7 +105,7 @@ class Fleet:
 
     @property
     def names(self) -> list[str]:
-        """Under which users ask for the model; none until the first card has come."""
+        """Names of the model for users; empty before the first card."""
         first = self.contract.first
         return [] if first is None else first.served_model_names
 
@@ -133,7 +124,7 @@ class Fleet:
 
     @property
     def arrival(self) -> asyncio.Event:
-        """Set once the next worker has joined, or none will any more."""
+        """Set once the next worker has joined, or when the fleet closes."""
         return self._serving.arrival
 
     @property
@@ -141,7 +132,7 @@ class Fleet:
         return self._closed
 
     async def close(self) -> None:
-        """Leave every worker. Requests that still run fail."""
+        """Leave every worker. Running requests fail."""
         self._closed = True
         self._serving.arrival.set()
         await self._keeper.close("this frontend is shutting down")
@@ -202,7 +193,7 @@ RECONNECT_MAX_S = 8.0
 
 
 class Keeper:
-    """Opens links to members, opens them again when they are lost, and closes them."""
+    """Supervisor of the links: opens, reopens and closes them."""
 
     def __init__(
         self,
@@ -215,8 +206,8 @@ class Keeper:
         *,
         stall_s: float,
     ) -> None:
-        """Begin without members; after ``stall_s`` of silence on all of its requests a worker
-        is given up.
+        """Start without members. A worker that is silent on all of its requests for ``stall_s`` is
+        given up.
         """
         self._members = members
         self._serving = serving
@@ -242,7 +233,7 @@ class Keeper:
         member.keeper.add_done_callback(lambda _: forget_name(member.card.worker_id))
 
     def remove(self, member: Member, reason: str) -> None:
-        """Forget a member. Its keeper closes the link, and is not waited for."""
+        """Forget a member. Its keeper task closes the link in the background."""
         if not self._members.remove(member):
             return
         worker_id, host = member.card.worker_id, member.card.host
@@ -256,7 +247,7 @@ class Keeper:
             member.keeper.cancel()
 
     def depart(self, member: Member, reason: str) -> None:
-        """Forget a member that has neither card nor link, but not how it went."""
+        """Forget a member without card and link, but keep the reason for its departure."""
         gone = member.gone or Departure(member.card, time.time(), reason)
         if self._members.holder(member.card.worker_id) in (None, member):
             self._members.departures.add(gone)

@@ -1,9 +1,9 @@
 """The fleets of a frontend: one for each model.
 
-Of several models, the names under which a worker serves its model say which fleet its card is for.
-A model comes with its first worker and leaves with its last one. A model for which there is no room
-is refused by name, and looked at again when another one has left. A single model is decided on by
-the first card, and stays: its fleet takes or refuses all other workers.
+With several models, a worker's served model names select the fleet for its card. A model comes with
+its first worker and leaves with its last. A model beyond the limit is refused by name, and
+considered again when another has left. In single-model mode the first card decides, and its fleet
+stays and takes or refuses all other workers.
 """
 
 import asyncio
@@ -32,18 +32,18 @@ from frontend.workers.members import Departures, Member, Run
 logger = logging.getLogger(__name__)
 
 RETRY_S: Final = 300.0
-"""Until a model that could not be served is tried again: files may have come to this host."""
+"""Pause before an unservable model is tried again: files may have come to this host."""
 
 MOST_NAMES: Final = 64
 LONGEST_NAME: Final = 512
 
 Came = Callable[[Fleet, asyncio.Event], None]
-"""Is told of the fleet of a model that is new, and of what is set once its last worker has left.
-It owes :meth:`Fleets.closed` for each."""
+"""Callback for a new model's fleet, with the event that is set once its last worker has left. It
+owes :meth:`Fleets.closed` for each."""
 
 
 class Fleets:
-    """The fleets of all models; ``refusals`` and ``departures`` are of the workers of all."""
+    """The fleets of all models; ``refusals`` and ``departures`` cover the workers of all."""
 
     def __init__(
         self,
@@ -53,8 +53,8 @@ class Fleets:
         *,
         most: int | None,
     ) -> None:
-        """Make fleets for at most so many models, None for a single one, whose cards all fit
-        the terms.
+        """Make fleets for at most ``most`` models whose cards fit ``terms``; None for single-model
+        mode.
         """
         self.refusals = Refusals()
         self.departures = Departures()
@@ -89,7 +89,7 @@ class Fleets:
         return [member for fleet in self for member in fleet.members.shown()]
 
     def check_available(self) -> None:
-        """Raises NoWorkerError if nobody is there."""
+        """Raise NoWorkerError if no worker is connected."""
         if any(fleet.connected for fleet in self._here):
             return
         raise nobody(len(self.refusals.by_worker()))
@@ -110,7 +110,7 @@ class Fleets:
                     fleet.apply(change)
 
     def give_up(self, fleet: Fleet, error: BaseException) -> None:
-        """A model can't be served: refuse its workers until it is time to try again."""
+        """Refuse the workers of an unservable model for :data:`RETRY_S`."""
         model = _model_of(fleet.contract.first)
         self._unservable[model] = error
         asyncio.get_running_loop().call_later(RETRY_S, self._try_again, model)
@@ -135,7 +135,7 @@ class Fleets:
         self._look_again(self._outside)
 
     async def close(self) -> None:
-        """Leave every worker. Requests that still run fail."""
+        """Leave every worker. Running requests fail."""
         self._closed = True
         for fleet in self:
             await fleet.close()
@@ -173,7 +173,7 @@ class Fleets:
         raise error
 
     def _place(self, run: Run, card: WorkerCard) -> None:
-        """Give a card to the fleet that it is for, or keep it until that can be had."""
+        """Give a card to its fleet, or keep it until that is possible."""
         if card.state is not WorkerState.READY:
             self.refusals.take_back(run)
             return
@@ -198,7 +198,6 @@ class Fleets:
             self._came(made, gone)
 
     def _check_servable(self, card: WorkerCard) -> None:
-        """Raises CardModelError for a model that could not be served a moment ago."""
         if error := self._unservable.get(_model_of(card)):
             raise CardModelError(
                 f"worker {card.worker_id} refused: its model {card.served_model_names[0]} can't be "
@@ -211,8 +210,8 @@ class Fleets:
         return next((one for one in self._here if one.names == card.served_model_names), None)
 
     def _check_worker_id(self, run: Run, card: WorkerCard, fleet: Fleet | None) -> None:
-        """Raises CardNameError if another model has the worker id: what is kept by it is kept
-        for all together.
+        """Raise CardNameError if another model has the worker id: state kept by it is shared by all
+        models.
         """
         for other in (*self._here, *self._leaving):
             if other is not fleet and card.worker_id in other.members.names:
@@ -223,7 +222,9 @@ class Fleets:
                 )
 
     def _check_room(self, card: WorkerCard) -> None:
-        """Raises CardError if another model would be too many, or taken for one of them."""
+        """Raise CardError if another model would exceed the limit or be confused with a present
+        one.
+        """
         others = [*self._here, *self._leaving]
         for other in others:
             theirs = other.contract.first
@@ -242,8 +243,8 @@ class Fleets:
             )
 
     def _look_again(self, runs: Iterable[Run]) -> None:
-        """Look at those that no fleet has: soon, since those who call are in the middle of
-        something.
+        """Reconsider cards without a fleet, in the next iteration of the event loop: callers are in
+        the middle of a change.
         """
         if self._closed:
             return
@@ -269,7 +270,7 @@ def _model_of(card: WorkerCard | None) -> Hashable:
 
 
 def _check_names(card: WorkerCard) -> None:
-    """Raises CardModelError for names that should not stand in log lines, metrics and errors."""
+    """Raise CardModelError for names unfit for log lines, metrics and errors."""
     names = card.served_model_names
     if len(names) > MOST_NAMES or not all(
         0 < len(name) <= LONGEST_NAME and name.isprintable() for name in names
@@ -281,10 +282,10 @@ def _check_names(card: WorkerCard) -> None:
 
 
 def _check_apart(ours: WorkerCard, theirs: WorkerCard) -> None:
-    """What is of a whole process must be the same for all models, and media must not be mixed up.
+    """Raise CardIncompatibleError if process-wide settings differ, or media of two models could be
+    mixed up.
 
-    vLLM names processed media by the model's path, and by nothing else that a worker was started
-    with.
+    vLLM names processed media by the model's path, not by other arguments of a worker.
     """
     if ours.environment != theirs.environment:
         raise CardIncompatibleError(
@@ -298,8 +299,8 @@ def _check_apart(ours: WorkerCard, theirs: WorkerCard) -> None:
 
 
 async def follow(watcher: CardWatcher, apply: Callable[[CardChange], None]) -> None:
-    """Follow discovery until cancelled. Raises DiscoveryError if, at first sight, cards can't
-    be read or can't be trusted.
+    """Follow discovery until cancelled. Raises DiscoveryError if cards are unreadable or untrusted
+    at first sight.
     """
 
     turns = Turns()

@@ -1,4 +1,4 @@
-"""Metrics of all fleets of this process and their routers, computed when ``/metrics`` is read."""
+"""Metrics of all fleets and their routers, computed when ``/metrics`` is read."""
 
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -13,7 +13,7 @@ from frontend.workers.members import Departures, Member
 
 
 def show_workers(fleets: Iterable[Fleet], refusals: Refusals, departures: Departures) -> None:
-    """Export the metrics of fleets from now on, instead of those that were exported before."""
+    """Export the metrics of these fleets, replacing an earlier export."""
 
     def available() -> Iterator[tuple[Member, Router]]:
         return ((member, each.router) for each in fleets for member in each.members.available())

@@ -1,11 +1,11 @@
-"""Step 5 of a request: the frontend's end of the request plane, one link a worker.
+"""Step 5 of a request: the frontend's end of the request plane, one link per worker.
 
-A link is opened once, carries any number of requests, and is lost for good when the
-worker disconnects, goes silent or says goodbye; the fleet then opens a new one.
-Memory leased to a worker stays leased until the worker acks it or the link is lost.
+A link is opened once and carries any number of requests. It is lost for good when the worker
+disconnects, goes silent or says goodbye; the fleet then opens a new one. Memory leased to a worker
+stays leased until the worker acks it or the link is lost.
 
-What waits is bounded on both ways: messages and bytes for a worker that reads slowly,
-answers for a client that does.
+Queues are bounded in both directions: messages and bytes for a slow worker, answers for a slow
+client.
 """
 
 import asyncio
@@ -79,38 +79,34 @@ from frontend.workers.partial_decode import Missing, flaw_of, legible
 logger = logging.getLogger(__name__)
 
 SEND_QUEUE = 1000
-"""Messages that may wait for a worker."""
+"""Messages queued for a worker."""
 
 RECEIVE_QUEUE = 1000
-"""Messages of a worker that may wait for us; then they wait there."""
+"""Messages of a worker queued here; further ones wait on its side."""
 
 MAX_FRAME_BYTES = MOST_POOLED_BYTES + (1 << 20)
-"""Of a message of a worker. A larger one ends the connection before it is in memory: the largest
-that a worker sends holds a pooled answer."""
+"""Limit of a worker's message. A larger one ends the connection before it is in memory; the largest
+honest one holds a pooled answer."""
 
 MAX_MESSAGE_BYTES = 16 << 20
-"""Of the frame that is decoded, beside which tensors have frames of their own: 131,072 log
-probabilities, the most of one output that is honest, take 10 MB."""
+"""Limit of the decoded frame; tensors have frames of their own. 131,072 log probabilities, the most
+in an honest output, take 10 MB."""
 
 SEND_BYTES = 256 << 20
-"""Bytes of media that may wait for it; beyond, media go to another worker."""
+"""Bytes of media queued for a worker; beyond, media go to another worker."""
 
 UNREAD_ANSWERS = 4096
-"""Answers of one request that may wait for its client."""
+"""Unread answers of one request, before its client counts as too slow."""
 
 YIELD_EVERY = 16
-"""Messages read before others on the event loop get their turn."""
+"""Messages read before other tasks on the event loop run."""
 
 QUIET_S = 3 * PING_INTERVAL_S
 """Silence after which a worker whose link is closed for another reason counts as dead."""
 
 
 class WorkerLink:
-    """A session with one incarnation of a worker.
-
-    Attributes:
-        left: whether the worker ended it because it shuts down.
-    """
+    """A session with one incarnation of a worker; ``left`` if the worker ended it to shut down."""
 
     def __init__(
         self,
@@ -121,7 +117,7 @@ class WorkerLink:
         stall_s: float = 120.0,
         on_terms: Callable[[bytes], None] = lambda _: None,
     ) -> None:
-        """Take a worker that is silent on all of its requests for ``stall_s`` for stalled;
+        """Treat a worker that is silent on all of its requests for ``stall_s`` as stalled.
         ``on_terms`` gets its answers to :meth:`offer`.
         """
         self.card = card
@@ -149,9 +145,9 @@ class WorkerLink:
         self._last_answer = 0.0
 
     async def open(self, offer: bytes) -> None:
-        """Connect and introduce ourselves; afterwards ``reply`` holds the worker's answer to
-        the transfer offer. Raises WorkerLostError if nobody answers in time,
-        ProtocolVersionError if the worker speaks another version.
+        """Connect and greet; afterwards ``reply`` holds the worker's answer to the transfer offer.
+        Raises WorkerLostError on a time-out, ProtocolVersionError if the worker speaks another
+        version.
         """
         with undo_on_error(self._close_socket):
             self._connect()
@@ -193,7 +189,7 @@ class WorkerLink:
         return answer
 
     def _start(self, what: str, work: Work) -> "asyncio.Task[None]":
-        """A link one of whose tasks fails is lost, and the fleet opens another."""
+        """Start a task whose failure loses the link, so that the fleet opens another."""
 
         def failed(error: BaseException) -> None:
             self._lose(f"this frontend failed: {error!r}", WorkerLeftError)  # not its fault
@@ -202,24 +198,22 @@ class WorkerLink:
         return asyncio.create_task(watched, name=f"{what}-{self.card.worker_id}")
 
     async def offer(self, offer: bytes) -> None:
-        """Offer other transports than when the link was opened. Raises WorkerBusyError if too
-        much waits to be sent to it already.
-        """
+        """Offer other transports than at opening. Raises WorkerBusyError if the send queue is full."""
         if not self._lost.done():
             await self._send(Offer(offer))
 
     async def figures(self) -> bytes:
-        """The worker's own metrics, empty if they are too many. Waits for as long as it takes.
+        """Return the worker's own metrics, empty if too large. Has no time-out.
 
-        Raises what :meth:`offer` raises, and WorkerLostError if the link is closed.
+        Raises the errors of :meth:`offer`, and WorkerLostError if the link is closed.
         """
         return await self._figures.ask(lambda number: self._send(AskFigures(number)))
 
     async def operate(self, operation: Operation) -> Operated:
-        """Have the worker's engine do something. Waits for as long as it takes; whoever waits no
-        longer does not keep it from happening.
+        """Run an operation on the worker's engine. Has no time-out; cancelling the wait does not
+        cancel the operation.
 
-        Raises what :meth:`offer` raises, and WorkerLostError if the worker goes away meanwhile.
+        Raises the errors of :meth:`offer`, and WorkerLostError if the worker is lost meanwhile.
         """
         if len(self._operations) >= MOST_OPERATIONS:
             raise WorkerBusyError(f"{MOST_OPERATIONS} operations wait for its answer already")
@@ -230,20 +224,18 @@ class WorkerLink:
     async def dispatch(
         self, submit: Submit, handles: Sequence[MediaHandle], take: TakeOutput | None = None
     ) -> AsyncGenerator[Answer]:
-        """Send a request and iterate over the worker's answers, the last of which is
-        a finished Output or a Failed. Takes over the handles, whatever happens.
-
-        Closing the iterator early aborts the request on the worker.
+        """Send a request and iterate over the answers, up to a finished Output or a Failed. Takes
+        over the handles in any case. Closing the iterator early aborts the request on the worker.
 
         Args:
-            take: may take outputs that come while the iterator waits. What it raises is raised.
+            take: may consume outputs while the iterator waits; its errors are raised here.
 
         Raises:
             DuplicateRequestError: a request of that id has not ended here.
-            UnsendableRequestError: the request holds something that has no encoding.
+            UnsendableRequestError: a value of the request has no encoding.
             WorkerLostError: the worker went away before its last answer.
-            WorkerBusyError: too much waits to be sent to it already.
-            SlowClientError: too many answers wait for whoever iterates.
+            WorkerBusyError: the send queue is full.
+            SlowClientError: too many answers are unread.
         """
         request_id = submit.request_id
         dispatch = Dispatch(handles, take)
@@ -255,7 +247,7 @@ class WorkerLink:
         if self._lost.done():
             dispatch.release()
             lost = self._lost.result()
-            # It never got this one, so it can't have died of it.
+            # It never got this request, so it can't have died of it.
             kind = WorkerLostError if isinstance(lost, WorkerDiedError) else type(lost)
             raise kind(str(lost))
         if not self._dispatches:
@@ -290,8 +282,8 @@ class WorkerLink:
                 await asyncio.shield(self._abort(request_id))
 
     async def supply(self, request_id: RequestId, handles: Sequence[MediaHandle]) -> None:
-        """Send media that the worker asked for. Takes over the handles. Raises what
-        :meth:`offer` does.
+        """Send media that the worker asked for. Takes over the handles. Raises the errors of
+        :meth:`offer`.
         """
         dispatch = self._dispatches.get(request_id)
         if dispatch is None:
@@ -372,7 +364,7 @@ class WorkerLink:
         self._on_status(status)
 
     async def _not_understood(self, frames: Sequence[memoryview], error: ProtocolError) -> None:
-        """Answers are missing now: end what waits for them, some requests or all of them."""
+        """End the requests whose answers are missing now: some of them, or all."""
         for answer in legible(self._codec, frames):
             if isinstance(answer, Output):
                 await self._deliver([answer])
@@ -430,7 +422,7 @@ class WorkerLink:
         self._operations.fail(lambda: kind(message))
         for dispatch in self._dispatches.values():
             dispatch.release()
-            # Whatever came after its last sign of life it can't have died of.
+            # It can't have died of a request sent after its last sign of life.
             unread = kind is WorkerDiedError and dispatch.since > self._last_heard
             # One for each: by its traceback an error keeps the request alive.
             dispatch.put((WorkerLostError if unread else kind)(message))
@@ -443,7 +435,7 @@ class WorkerLink:
             now = time.monotonic()
             stood_still, ticked = now - ticked - PING_INTERVAL_S, now
             if stood_still > QUIET_S:
-                # We did, not the worker: what it said meanwhile is still unread.
+                # This process stood still, not the worker: its messages are still unread.
                 self._last_heard = min(now, self._last_heard + stood_still)
                 self._last_answer = min(now, self._last_answer + stood_still)
             if now - self._last_heard > SESSION_TIMEOUT_S:
@@ -459,7 +451,7 @@ class WorkerLink:
 
     async def _watch_connection(self) -> None:
         await self._socket.monitor.recv_multipart()
-        # What it sent before, perhaps the end of its last request, may still be unread.
+        # Messages sent before closing, perhaps the end of its last request, may still be unread.
         while self._socket.readable:  # noqa: ASYNC110  # no event says "empty"
             await asyncio.sleep(0.01)
         self._last_heard = time.monotonic()  # by closing; so what it has it had till now

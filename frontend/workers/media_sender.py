@@ -1,7 +1,7 @@
-"""Step 4 of a request: making processed media available to the chosen worker.
+"""Step 4 of a request: make processed media available to the chosen worker.
 
-Owns the arena and the senders, and knows by which transport each worker is reached. Some transports
-are started once a worker needs them, and offered until it has them.
+Owns the arena and the senders, and knows each worker's transport. Late transports start once a
+worker needs them, and are offered until it has them.
 """
 
 import asyncio
@@ -46,15 +46,15 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 60.0
-"""Between offers to workers that need a transport and don't have it yet."""
+"""Backoff between offers to workers that still lack a transport they need."""
 
 OfferTo = Callable[[bytes], Awaitable[None]]
 
 
 @dataclass
 class ReachedWorker:
-    """A connected worker: its answer to the last offer, how media travel to it, and what sends
-    it another offer, None if it takes none.
+    """A connected worker: its answer to the last offer, its transport, and the function that sends
+    it another offer (None if it takes none).
     """
 
     terms: TransferReply
@@ -63,19 +63,15 @@ class ReachedWorker:
 
 
 class MediaSender:
-    """Sends media items to workers.
-
-    Attributes:
-        started: transports that take a second to start: with the first worker that needs one,
-            unless nothing else is allowed.
+    """Sender of media items to workers. ``started`` holds transports that take a second to start:
+    with the first worker that needs one, unless no other transport is allowed.
     """
 
     def __init__(
         self, arena: ArenaAccess | None, mode: TransferMode, network: NixlNetwork | None = None
     ) -> None:
-        """Send from shared memory, or all inline without any. Networks are used on this host
-        only by default. Raises ConfigurationError if the only transport that is allowed can't
-        be had.
+        """Send from shared memory, or all inline without an arena. Networks default to this host
+        only. Raises ConfigurationError if the only allowed transport is unavailable.
         """
         self._arena = arena
         self._mode = mode
@@ -99,8 +95,8 @@ class MediaSender:
     def create(
         cls, arena_bytes: int, mode: TransferMode, network: NixlNetwork | None = None
     ) -> "MediaSender":
-        """Make the arena. Takes as long as touching all its pages. Raises ConfigurationError if
-        shared memory or NIXL is asked for and can't be had.
+        """Make the arena, which takes as long as touching all its pages. Raises ConfigurationError
+        if shared memory or NIXL is required but unavailable.
         """
         reap_orphans()
         if mode is TransferMode.DISABLED:
@@ -125,16 +121,15 @@ class MediaSender:
             raise
 
     def offer(self) -> bytes:
-        """Return what we tell a worker when a session opens, and when it changes."""
+        """Return the transfer offer for workers, sent at opening and after changes."""
         offer = TransferOffer(ipc=namespace("ipc"), loopback=namespace("net"))
         return self._senders.add_offers(offer).model_dump_json().encode()
 
     def connect(
         self, worker_id: WorkerId, reply: bytes, offer_to: OfferTo | None = None
     ) -> TransportChoice:
-        """Take a worker's answer to the offer; return how media will travel to it. ``offer_to``
-        sends it another offer, answered to :meth:`answered`. Raises ProtocolError if it is
-        malformed.
+        """Take a worker's answer to the offer; return its transport. ``offer_to`` sends another
+        offer, answered to :meth:`answered`. Raises ProtocolError if the reply is malformed.
         """
         terms = parse_reply(reply)
         choice = self._choose(terms)
@@ -193,13 +188,9 @@ class MediaSender:
     ) -> list[MediaHandle]:
         """Make items available to a worker. The caller releases every handle.
 
-        Copies run in a thread. After an error or a cancellation nothing is sent.
-
-        Args:
-            inline: send the bytes themselves, since the worker could not get at them.
-
-        Raises:
-            UnsupportedItemError: an item that no transport can carry.
+        Copies run in a thread. After an error or a cancellation no handle is left. ``inline`` sends
+        the bytes themselves, since the worker could not read them. Raises UnsupportedItemError for
+        an item that no transport can carry.
         """
         reached = self._workers.get(worker_id)
         choice = self._senders.certain if inline or reached is None else reached.choice
@@ -264,7 +255,7 @@ class MediaSender:
             backoff.reset()
 
     async def _offer_once(self) -> bool:
-        """Offer what there is to all who need it; return whether anybody needs it still."""
+        """Offer the started transports to workers that need them; return whether any still does."""
         for worker_id, reached in self._workers.items():
             self._choose_again(worker_id, reached)
         needing = [each for each in self._workers.values() if self._needs(each)]

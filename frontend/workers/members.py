@@ -1,8 +1,8 @@
-"""Who is there: every incarnation with a card that fits, and which of them serves.
+"""Membership: every incarnation with a fitting card, and which of them serves.
 
 Of several incarnations under one worker id the first that answers serves, until it drains or is
-lost. Router and media sender know workers by their ids only. They are told here who serves and
-what it reports; whatever another incarnation says does not reach them.
+lost. Router and media sender know workers by id only, so reports of other incarnations are kept
+from them.
 """
 
 import asyncio
@@ -34,12 +34,10 @@ class Run(NamedTuple):
 
 
 class Departure(NamedTuple):
-    """How a worker went away.
+    """The end of a worker, at ``at`` seconds since the epoch.
 
     Attributes:
-        card: its last one.
-        at: seconds since the epoch.
-        left: it said that it shuts down, or withdrew its card without a link; else it was lost.
+        left: it announced its shutdown, or withdrew its card without a link; otherwise it was lost.
     """
 
     card: WorkerCard
@@ -53,7 +51,7 @@ DEPARTURES_SHOWN_S: Final = 3600.0
 
 
 class Departures:
-    """The last workers that went away and have not come back."""
+    """The last workers that left and have not returned."""
 
     def __init__(self) -> None:
         self._by_worker: Lru[WorkerId, Departure] = Lru(MAX_DEPARTURES)
@@ -72,18 +70,18 @@ class Departures:
 
 @dataclass
 class Member:
-    """An incarnation of a worker with a card that fits.
+    """An incarnation of a worker with a fitting card.
 
     Attributes:
         link: None while it is not connected.
         present: whether its card is there.
-        keeper: opens the link, again and again, until the card is gone and the link lost.
+        keeper: reopens the link until the card is gone and the link lost.
         leaving: why the link is closed, for the requests on it.
         joined: when the link was opened: monotonic seconds.
         gone: how it lost its last link, until it has another.
-        media_emptied: how often an operator had its media forgotten, as it said last; kept from
-            link to link, as the media are.
-        adapters: that it has, as it said last: on its card, or later.
+        media_emptied: how often an operator cleared its media, as last reported; kept across links,
+            as the media are.
+        adapters: as last reported, at first by its card.
         active_adapters: names of those that its engine used last.
     """
 
@@ -106,9 +104,7 @@ class Member:
 
 @dataclass
 class Name:
-    """A worker id, with who serves under it, who did last, and an event that is set while
-    nobody does.
-    """
+    """A worker id, with its serving member, the one before, and an event set while it is free."""
 
     holder: Member | None = None
     former: Incarnation | None = None
@@ -116,7 +112,7 @@ class Name:
 
 
 class Roll(Protocol):
-    """Who is there, in one fleet or in several."""
+    """Membership of one or several fleets."""
 
     def holder(self, worker_id: WorkerId) -> Member | None: ...
 
@@ -126,12 +122,12 @@ class Roll(Protocol):
 
 
 class Members:
-    """The members by their runs, and the names that they have.
+    """Members by run, and the worker ids that they hold.
 
     Attributes:
-        names: by worker id, until the last that had the name is gone for good.
-        left: called when one was removed, or a name is free for others.
-        departures: those that are gone for good.
+        names: by worker id, until its last member is gone for good.
+        left: called when a member was removed or a name forgotten.
+        departures: members that are gone for good.
     """
 
     def __init__(self) -> None:
@@ -150,18 +146,18 @@ class Members:
         return self._members.get(run)
 
     def add(self, member: Member) -> None:
-        """Add a run, in place of what was known of the same one; its worker has a name now."""
+        """Add a run, replacing the same run, and create its worker's name."""
         self._members[member.run] = member
         self.names.setdefault(member.card.worker_id, Name())
 
     def remove(self, member: Member) -> bool:
-        """Forget a member; a name that it holds it gives up later. Return whether it was there."""
+        """Forget a member and return whether it was known. It gives up its name later."""
         known = self._members.pop(member.run, None) is not None
         self.left()
         return known
 
     def forget_name(self, worker_id: WorkerId) -> bool:
-        """Forget a name once its last incarnation is gone for good; return whether it is."""
+        """Forget a name if its last incarnation is gone for good; return whether it is."""
         known = any(member.card.worker_id == worker_id for member in self._members.values())
         if known or self.holder(worker_id) is not None:
             return False
@@ -182,8 +178,8 @@ class Members:
                 yield name.holder
 
     def shown(self) -> list[Member]:
-        """Return every worker with a card that fits; of several incarnations under one worker
-        id, those that are connected.
+        """Return every worker with a fitting card; of several incarnations under one worker id, the
+        connected ones.
         """
         return [
             member
@@ -193,14 +189,14 @@ class Members:
 
 
 OTHERS_S = 0.005
-"""How long it may take to note what others sent, for each report: the event loop waits."""
+"""Time limit per report for noting requests of other frontends: the event loop waits."""
 
 SHOWN_S: Final = 120.0
-"""How long metrics tell of a worker that is gone for good, so that scrapers get the last of it."""
+"""Time for which metrics of a departed worker stay, so that scrapers get the last values."""
 
 
 class Serving:
-    """Tells router and media sender of the members that serve; ``arrival`` is set once the next
+    """Keep router and media sender informed of serving members; ``arrival`` is set once the next
     worker has joined.
     """
 
@@ -212,7 +208,7 @@ class Serving:
         self.adapters = Adapters()
 
     async def join(self, member: Member, name: Name, link: WorkerLink) -> None:
-        """Serve under a name that nobody has; a worker that drains only keeps its link."""
+        """Serve under a free name; a draining worker only keeps its link."""
         card = member.card
         member.link = link
         member.joined = time.monotonic()
@@ -220,7 +216,7 @@ class Serving:
         self._members.departures.returned(card.worker_id)
         if card.state is WorkerState.DRAINING:
             return
-        # From here to the router's knowing of it nothing is awaited that others could use.
+        # No await between here and the router's add that could let another task see half of this.
         name.holder = member
         name.free.clear()
         member.status = None  # of an earlier link; what it said is not known any more
@@ -236,7 +232,7 @@ class Serving:
         note(What.JOINED, card.worker_id, f"media travel by {choice.transport}")
 
     async def give_up_name(self, member: Member) -> None:
-        """Serve no longer, if it does; a link that it has stays."""
+        """Stop serving, if it does; its link stays."""
         name = self._members.names.get(member.card.worker_id)
         if name is None or name.holder is not member:
             return
@@ -245,17 +241,17 @@ class Serving:
         name.free.set()
         self.adapters.left(member.card.worker_id)
         self._router.resting.discard(member.card.worker_id)
-        # Whoever waits for the name runs only after the router has forgotten this one.
+        # Tasks that wait for the name run only after the router has forgotten this member.
         await self._router.roster.remove(member.card.worker_id)
 
     def link_closed(self, worker_id: WorkerId) -> None:
-        """No media go to a worker any more, unless a successor serves under its id by now."""
+        """Send no more media to a worker, unless a successor serves under its id."""
         if self._members.holder(worker_id) is None:
             self._media_sender.forget(worker_id)
         self.forget_name(worker_id)
 
     def forget_name(self, worker_id: WorkerId) -> None:
-        """Forget what is held against a name once its last incarnation is gone for good."""
+        """Drop the records of a name whose last incarnation is gone for good."""
         if self._members.forget_name(worker_id):
             self._router.ejection.forget(worker_id)
             self._router.roster.forget(worker_id)
@@ -267,9 +263,7 @@ class Serving:
             forget_worker(worker_id)
 
     def reported(self, member: Member, status: Status) -> None:
-        """Take how much a worker has to do, whether it takes requests, and what others sent
-        there.
-        """
+        """Take a worker's load, condition and requests of other frontends."""
         before = member.status
         member.status = status
         told = _note_adapters(member, status)
@@ -305,12 +299,12 @@ class Serving:
         )
 
     def answered(self, member: Member, reply: bytes) -> None:
-        """A late answer of a former incarnation says nothing of the one that serves now."""
+        """Take a transfer reply, unless it is a late one of a former incarnation."""
         if self._members.serves(member):
             self._media_sender.answered(member.card.worker_id, reply)
 
     def lost(self, member: Member, lost: WorkerLostError, *, left: bool) -> None:
-        """Keep why a link was lost; eject the worker if it is its fault."""
+        """Keep why a link was lost; eject the worker if it is to blame."""
         worker_id = member.card.worker_id
         if left:
             reason = "it is shutting down"

@@ -1,4 +1,4 @@
-"""Operations and metrics of workers, asked of all at once, with a time-out for each worker."""
+"""Operations and metrics requests to all workers at once, with a time-out for each worker."""
 
 import asyncio
 import time
@@ -13,12 +13,12 @@ from common.request_plane.operations import Operation, Outcome
 from frontend.workers.members import Member, Roll
 
 AT_ONCE: Final = 256
-"""Workers that are asked at the same time."""
+"""Workers asked concurrently."""
 
 
 @dataclass(frozen=True)
 class Performed:
-    """What became of an operation at one run of a worker; failed if it said nothing."""
+    """Outcome of an operation at one run of a worker; failed if it did not answer."""
 
     worker_id: WorkerId
     incarnation: Incarnation
@@ -28,9 +28,7 @@ class Performed:
 
 
 def those_called(members: Roll, worker_id: WorkerId | None) -> list[Member]:
-    """Return the worker of an id, whoever serves under it or else whoever has it; all without
-    an id.
-    """
+    """Return the worker of an id, preferring the serving member; all workers without an id."""
     shown = members.shown()
     if worker_id is None:
         return shown
@@ -43,8 +41,8 @@ def those_called(members: Roll, worker_id: WorkerId | None) -> list[Member]:
 async def perform(
     members: Iterable[Member], operation: Operation, timeout_s: float
 ) -> list[Performed]:
-    """Have workers do something, all at the same time; return what became of it at each, in
-    their order. ``timeout_s`` is for each.
+    """Run an operation on workers concurrently; return the outcomes in their order. ``timeout_s``
+    applies to each.
     """
     turns = asyncio.Semaphore(AT_ONCE)
 
@@ -78,26 +76,23 @@ async def _perform(member: Member, operation: Operation, timeout_s: float) -> Pe
 
 
 PAGE_TIMEOUT_S: Final = 2.0
-"""How long a worker may take for its metrics."""
+"""Time-out for a worker's metrics."""
 
 MAX_PAGES: Final = 16
-"""Workers asked for their metrics at the same time: as many pages are held."""
+"""Workers asked for metrics concurrently: as many pages are held in memory."""
 
 MAX_PAGES_BYTES: Final = 64 << 20
-"""Of all pages of one scrape."""
+"""Limit of all pages of one scrape."""
 
 
 class WorkerPage(NamedTuple):
-    """A worker's own metrics, unchecked."""
-
     worker_id: WorkerId
     text: bytes
 
 
 async def ask_for_pages(members: Roll, take: Callable[[WorkerPage], Awaitable[None]]) -> None:
-    """Ask all workers that serve for their metrics. Missing pages are counted by reason;
-    ``take`` gets the others, in any order and several at a time, and what it raises is raised
-    in a group.
+    """Ask all serving workers for their metrics; count missing pages by reason. ``take`` gets the
+    pages in any order and several at a time; its errors are raised in a group.
     """
     slots, left = asyncio.Semaphore(MAX_PAGES), MAX_PAGES_BYTES
 

@@ -1,4 +1,4 @@
-"""Checks of a worker's answers: a bad output ends one request, not the link."""
+"""Validate a worker's answers: a bad output ends one request, not the link."""
 
 import json
 import math
@@ -19,11 +19,8 @@ Logprobs: TypeAlias = FlatLogprobs | Sequence[Mapping[int, Logprob] | None]
 
 
 class Missing(NamedTuple):
-    """An answer that can't be read.
-
-    Attributes:
-        request_id: whose it is; empty if that can't be told.
-        last: whether the worker has ended the request with it.
+    """An unreadable answer. ``request_id`` is empty if unknown; ``last`` if the worker has ended
+    the request with it.
     """
 
     request_id: RequestId
@@ -71,11 +68,11 @@ def _read(codec: Codec[Output], frames: Sequence[memoryview]) -> Output | Missin
 
 _LONGEST_REASON: Final = 64
 _MAX_TOKEN: Final = 1 << 32
-"""No tokenizer has so many; a larger number is an OverflowError in that of Hugging Face."""
+"""Larger than any vocabulary; a larger number raises OverflowError in Hugging Face's tokenizers."""
 
 _MOST_DIMENSIONS: Final = 4
-"""Of what is pooled. PyTorch makes lists of a tensor by recursion: 200,000 dimensions of size one,
-in four bytes, end the process."""
+"""Limit for pooled tensors. PyTorch makes lists of a tensor by recursion: 200,000 dimensions of
+size one, in four bytes, end the process."""
 
 _POOLED: Final = frozenset(
     {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64}
@@ -117,15 +114,16 @@ def _is_json(value: object) -> bool:
 
 
 def _are_numbers(logprobs: Logprobs) -> bool:
-    """Return whether all are; minus infinity is one, of a token that can't be."""
+    """Return whether all values are numbers; minus infinity, for an impossible token, is allowed."""
     if isinstance(logprobs, FlatLogprobs) and not _follow_each_other(logprobs):
         return False
     return all(value < math.inf for value in _values(logprobs))  # false for NaN too
 
 
 def _follow_each_other(flat: FlatLogprobs) -> bool:
-    """Return whether each position has what follows that of the one before it. Each of 3,000 with
-    all of them would be 9 million."""
+    """Return whether the positions partition the values in order. Overlaps would multiply the work:
+    3,000 positions over all values are 9 million.
+    """
     count = len(flat.logprobs)
     lists = (flat.token_ids, flat.ranks, flat.decoded_tokens)
     return (

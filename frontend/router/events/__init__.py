@@ -1,4 +1,4 @@
-"""The KV events of workers, and what was missed of them."""
+"""Follow the KV events of workers, and replay missed ones."""
 
 from frontend.router.events.progress import StreamStatistics
 from frontend.router.events.subscriber import ZmqFeeds

@@ -1,23 +1,23 @@
-"""Follow one rank's KV events by sequence number, without any I/O.
+"""State machine that follows one rank's KV events by sequence number. No I/O.
 
-Messages and answers go in, :class:`Replay` questions come out, and :attr:`EventStream.state` says
-at any time how far the index can be trusted. The rules:
+Messages and replay answers go in, :class:`Replay` questions come out; :attr:`EventStream.state`
+says how far the index can be trusted. The rules:
 
-* A connection leads to one run of a worker's publisher, whose numbers rise by one. When it is made,
+* A connection leads to one run of a worker's publisher, whose numbers rise by one. On connection,
   ask for a replay from the very first event, and once more when the publisher surely knows the
-  subscription; when it breaks, forget everything.
-* Events are applied once each and in order. The next number is applied, a lower one is a duplicate,
-  a higher one means loss: the blocks are *suspended*, and the worker is asked to replay.
-* A replay is whole up to the moment of the question: what came before that need not be kept, and
-  live events that come later wait for its end. It leaves out what the worker no longer has. Then it
-  begins with all that is held, or everything is forgotten: what is indexed from then on is really
-  held, and what was held before is unknown until the worker clears its cache.
-* A worker that serves requests which must have stored blocks, yet sends nothing, is asked the same
-  question without suspending. If it does not answer, it is approximate, and asked again later.
-* A message that can't be read changes nothing. If it stood for an event, the gap shows.
+  subscription. On disconnection, forget everything.
+* Each event is applied once and in order. The next number is applied; a lower one is a duplicate; a
+  higher one means loss: the blocks are *suspended* and a replay is requested.
+* A replay is complete up to the moment of the question: earlier live events can be dropped, later
+  ones wait for its end. It leaves out events that the worker no longer has. Then it begins with a
+  snapshot, or everything is forgotten: blocks indexed from then on are really held, and earlier
+  ones are unknown until the worker clears its cache.
+* A worker that serves requests which must have stored blocks, yet sends no event, is asked the same
+  question without suspending. Without an answer it is approximate, and asked again later.
+* An unreadable message changes nothing. If it stood for an event, the gap shows.
 
-``progress.py`` reads and applies events. Sockets are in ``subscriber.py``, the meaning of events in
-``index/indexes.py``.
+``progress.py`` reads and applies events, ``subscriber.py`` has the sockets, ``index/indexes.py``
+the meaning of events.
 """
 
 import logging
@@ -35,11 +35,11 @@ logger = logging.getLogger(__name__)
 
 
 class Replay(NamedTuple):
-    """Ask the worker for its events from a number on, over a connection of its own.
+    """Request for the worker's events from a number on, over a connection of its own.
 
-    Every message of the answer goes to :meth:`EventStream.on_replayed` with the
-    attempt's number; an attempt that fails or takes too long, to
-    :meth:`EventStream.on_replay_failed`. An earlier attempt is given up.
+    Pass each message of the answer to :meth:`EventStream.on_replayed` with the attempt's number,
+    and a failure or time-out to :meth:`EventStream.on_replay_failed`. It supersedes earlier
+    attempts.
     """
 
     attempt: int
@@ -53,26 +53,26 @@ class Phase(Enum):
 
 
 SILENCE_S: Final = 2.0
-"""How long a worker may serve without the events that should follow before its event stream is
-checked: some steps of a slow engine."""
+"""Time for which a worker may serve without the expected events before its stream is checked: some
+steps of a slow engine."""
 
 SETTLE_S: Final = 0.3
-"""After connecting, until the publisher surely knows the subscription."""
+"""Delay after connecting until the publisher surely knows the subscription."""
 
 STRAGGLING_S: Final = 5.0
-"""So long after a worker said that its blocks were forgotten, events that look older by its clock
-are taken for some that were on their way. Later, its clock was rather set back."""
+"""For this long after a worker reported its blocks cleared, events that look older by its clock
+count as delayed. Later ones rather mean that its clock was set back."""
 
 WAITING_BYTES: Final = 64 << 20
 """Live messages kept while a replay runs; beyond it they are replayed instead."""
 
 _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 30.0
-"""Before asking again a replay endpoint that did not answer."""
+"""Maximum backoff before asking a silent replay endpoint again."""
 
 
 class WaitingRoom:
-    """Keeps live messages in order, up to a limit for all payloads together."""
+    """Ordered buffer of live messages, with one limit for the bytes of all payloads."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -81,7 +81,7 @@ class WaitingRoom:
         self.overflowed = False
 
     def add(self, sequence: int, payload: bytes) -> None:
-        """Keep a message. One too many, and all are thrown away, those to come too."""
+        """Keep a message. Beyond the limit, drop all messages, later ones included."""
         self._bytes += len(payload)
         if self._bytes > self._limit_bytes:
             self.overflowed = True
@@ -90,19 +90,19 @@ class WaitingRoom:
             self._messages.append((sequence, payload))
 
     def empty(self) -> list[tuple[int, bytes]]:
-        """Return all; from now on messages are kept again."""
+        """Return all messages and reset the overflow."""
         messages, self._messages = self._messages, []
         self._bytes, self.overflowed = 0, False
         return messages
 
 
 class EventStream:
-    """The state machine of one rank.
+    """State machine of one rank.
 
     Args:
-        label: what to call the stream in log lines.
-        silence_s: how long a serving worker may be silent, in seconds.
-        waiting_bytes: of live messages kept while a replay runs.
+        label: name of the stream in log lines.
+        silence_s: allowed silence of a serving worker, in seconds.
+        waiting_bytes: limit of live messages buffered during a replay.
     """
 
     def __init__(
@@ -134,12 +134,12 @@ class EventStream:
     # The worker's life
 
     def close(self) -> None:
-        """The worker's incarnation is gone: ignore whatever still arrives."""
+        """Ignore all further messages: the worker's incarnation is gone."""
         self._closed = True
         self._waiting.empty()
 
     def give_up(self, why: str) -> None:
-        """The events can't be had for a reason of our own: use none."""
+        """Stop using events, for a reason on the frontend's side."""
         if not self._ignores():
             self._progress.give_up(why)
             self._waiting.empty()
@@ -151,8 +151,8 @@ class EventStream:
         self._said = False
         if self._ignores():
             return None
-        # What is sent before the publisher knows of us is missing. Unless a live event shows that,
-        # it is looked for as after a silence.
+        # Events published before the subscription is known are missing. Unless a live event shows
+        # the gap, the check after a silence finds it.
         self._silent_since = now + SETTLE_S - self._silence_s
         return self._ask()
 
@@ -199,13 +199,13 @@ class EventStream:
         return None
 
     def go_on(self) -> bool:
-        """Apply more of what is left of large events; return whether anything still is.
-        Whatever comes meanwhile is applied behind it, or forgets it.
+        """Apply more of the pending large events; return whether any are left. Events that arrive
+        meanwhile are applied after them, or clear them.
         """
         return not self._ignores() and self._progress.go_on()
 
     def on_foreign(self, kind: str, detail: str) -> None:
-        """A message arrived that has not even the frames of an event."""
+        """Count a message without the frames of an event."""
         self._progress.count(MalformedEventError(kind, detail))
 
     # Replays
@@ -236,13 +236,14 @@ class EventStream:
         self._forget_emptied()  # what was replayed is older
         self._enter(Phase.FOLLOWING)
         for sequence, payload in self._waiting.empty():
-            # What is left came before the question, so that the answer will have it.
+            # A gap asks again. The remaining messages came before that question, so its answer has
+            # them.
             if question := self._follow(sequence, payload):
                 return question
         return None
 
     def on_replay_failed(self, attempt: int, why: str, now: float) -> None:
-        """A replay could not be asked for, or its answer stopped coming."""
+        """Back off after a replay could not be requested or its answer stopped."""
         if self._ignores() or attempt != self._attempt:
             return
         pause = self._backoff.next_s()
@@ -256,7 +257,7 @@ class EventStream:
         return self._ask()
 
     def _ask(self) -> Replay | None:
-        """Ask for all from the last event on that was applied: a snapshot has later numbers."""
+        """Ask from the last applied event on: a snapshot has later numbers."""
         self._progress.counters.replays += 1
         self._attempt += 1
         self._ask_at = math.inf
@@ -266,22 +267,22 @@ class EventStream:
     # What the worker says of itself
 
     def on_emptied(self, at: float, now: float) -> None:
-        """The worker had its blocks forgotten at a time of its clock, 0 for never. An event
-        says so too, with the engine's next step.
+        """Note when the worker cleared its blocks, by its clock; 0 for never. An event says so too,
+        but only with the engine's next step.
         """
         self._emptied = at
         self._stragglers_until = now + STRAGGLING_S
         self._forget_emptied()
 
     def _forget_emptied(self) -> None:
-        """Later events were preceded by the one that says it, and what they stored is there."""
+        """Clear the blocks unless a later event was applied, which the clearing event preceded."""
         if self._emptied > max(self._progress.time, 0.0) and not self._ignores():
             self._blocks.clear()
 
     # The clock
 
     def on_served(self, routed_at: float, now: float) -> None:
-        """A request that was routed at ``routed_at`` and must have stored blocks ended on this
+        """Note that a request routed at ``routed_at``, which must have stored blocks, ended on this
         rank.
         """
         if self._last_event < routed_at and self._silent_since == math.inf:

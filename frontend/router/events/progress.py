@@ -1,4 +1,4 @@
-"""How far one rank's events have been applied, and what is unknown of those before."""
+"""Apply one rank's events, and track the position reached and losses."""
 
 import logging
 from collections import Counter
@@ -26,7 +26,7 @@ class StreamStatistics:
         replays: replays asked for.
         losses: times that events were lost for good.
         malformed: unreadable messages by kind.
-        lag_s: age of the last live event when it was applied, by the clocks of both hosts.
+        lag_s: age of the last live event when applied, by the clocks of both hosts.
     """
 
     batches: int = 0
@@ -39,13 +39,13 @@ class StreamStatistics:
 
 
 class Progress:
-    """The blocks of one rank, and the place in its sequence that they stand for.
+    """Blocks of one rank, and the position in its event sequence that they represent.
 
     Attributes:
-        next: number of the event to come.
-        time: of the youngest event applied, by the worker's clock, in seconds.
+        next: number of the next event.
+        time: of the youngest applied event, by the worker's clock, in seconds.
         newest: highest number seen, applied or not; ``None`` before the first.
-        unknown: why some held blocks are unknown; empty if none are.
+        unknown: why some held blocks are unknown; empty if all are known.
     """
 
     def __init__(self, blocks: TargetBlocks, label: str) -> None:
@@ -84,7 +84,7 @@ class Progress:
             return None
 
     def count(self, error: MalformedEventError) -> None:
-        """Count a message that is not what vLLM sends. The first of each kind is logged."""
+        """Count a malformed message; log the first of each kind."""
         malformed = self.counters.malformed
         malformed[error.kind] += 1
         if malformed[error.kind] == 1:
@@ -105,7 +105,7 @@ class Progress:
         self.time = max(self.time, batch.time)
 
     def apply_replayed(self, sequence: int, payload: bytes) -> None:
-        """Apply an event of a replay, in which those that no longer exist are left out."""
+        """Apply an event of a replay, which leaves out events that no longer exist."""
         if sequence < self.next:
             return
         batch = self.read(payload)
@@ -126,7 +126,7 @@ class Progress:
         return left
 
     def lose(self, why: str, sequence: int) -> None:
-        """Events are lost for good: forget everything and go on from ``sequence``."""
+        """Forget everything and continue from ``sequence``: earlier events are lost for good."""
         self.counters.losses += 1
         self.unknown = why
         self._blocks.clear()
@@ -134,7 +134,7 @@ class Progress:
         logger.warning("%s: only blocks stored from now on are known: %s", self._label, why)
 
     def start_over(self) -> None:
-        """Forget everything; all events are to come, from the very first on."""
+        """Forget everything and expect all events from the first on."""
         self._blocks.clear()
         self.next = 0
         self.newest = None
@@ -142,7 +142,7 @@ class Progress:
         self.unknown = ""
 
     def give_up(self, why: str) -> None:
-        """Hold nothing, since the events can't be used at all. Only the first reason counts."""
+        """Hold no blocks, since the events are unusable. Only the first reason counts."""
         if not self._blocks.unusable:
             self._blocks.unusable = why
             self._use_none()

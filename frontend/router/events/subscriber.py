@@ -1,9 +1,9 @@
-"""Listen to workers' KV events over ZMQ: one subscriber per worker, one line per rank.
+"""Subscribe to workers' KV events over ZMQ: one subscriber per worker, one line per rank.
 
-Only sockets and tasks. What to do with a message is decided in ``event_stream.py``.
-vLLM publishes on a PUB socket ``[topic, sequence, payload]`` and answers on a ROUTER
-socket a request ``["", start]`` with ``["", topic, sequence, payload]`` per buffered
-event, then a sequence of -1 (``vllm.distributed.kv_events.ZmqEventPublisher``).
+Sockets and tasks only; ``event_stream.py`` decides. vLLM publishes on a PUB socket ``[topic,
+sequence, payload]`` and answers on a ROUTER socket a request ``["", start]`` with ``["", topic,
+sequence, payload]`` per buffered event, then a sequence of -1
+(``vllm.distributed.kv_events.ZmqEventPublisher``).
 """
 
 import asyncio
@@ -38,19 +38,17 @@ _MAX_MESSAGE = 16 << 20
 """Bytes. A step of 64k tokens makes about 0.5 MB; a larger message is hostile."""
 
 _RECEIVE_LIMIT = 100_000
-"""Messages that ZMQ queues for us per socket."""
+"""Messages that ZMQ queues per socket."""
 
 REPLAY_TIMEOUT_S: Final = 5.0
-"""A worker answers readers between batches of events: longer silence is a worker that lost them."""
+"""A worker answers readers between batches of events: longer silence means that it lost them."""
 
 _SLICE_S = 0.001
-"""How long messages are applied before others on the event loop get their turn."""
+"""Time for which messages are applied before the event loop runs other tasks."""
 
 
 class Turns:
-    """``async with`` it to apply one message. Whoever waits longest is next. Nothing may be awaited
-    meanwhile.
-    """
+    """Fair lock, held with ``async with`` to apply one message. Nothing may be awaited while held."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -58,7 +56,7 @@ class Turns:
         self._began = 0.0
 
     async def come(self) -> None:
-        """Wait for a turn that takes no longer than until the caller next waits for something."""
+        """Wait for a turn that lasts until the caller's next await."""
         async with self._lock:
             await asyncio.sleep(0)
 
@@ -82,15 +80,15 @@ class Turns:
 
 
 class ZmqFeeds:
-    """Makes the subscribers of a router, over one ZMQ context.
+    """Factory of a router's subscribers, over one ZMQ context.
 
     Args:
-        silence_s: how long a serving rank may be silent, in seconds.
-        replay_timeout_s: how long to wait for the next message of a replay, in seconds.
+        silence_s: allowed silence of a serving rank, in seconds.
+        replay_timeout_s: time-out for the next message of a replay, in seconds.
         key: of the fleet; None for workers whose sockets are plain.
 
     Attributes:
-        stream_type: what follows each rank; tests have one to which something goes wrong.
+        stream_type: state machine of each rank; tests replace it to inject faults.
     """
 
     stream_type: ClassVar[type[EventStream]] = EventStream
@@ -117,9 +115,7 @@ class ZmqFeeds:
 
 
 class KvEventSubscriber:
-    """Keeps the indexes in step with one incarnation of one worker, whose targets the caller
-    registered.
-    """
+    """Keep the indexes in step with one incarnation of a worker. The caller registers its targets."""
 
     def __init__(self, worker: RoutableWorker, indexes: BlockIndexes, feeds: ZmqFeeds) -> None:
         self._clock = feeds.clock
@@ -132,7 +128,7 @@ class KvEventSubscriber:
             line.start()
 
     async def close(self) -> None:
-        """Stop listening. From the call on nothing is applied any more, also if it is cancelled."""
+        """Stop listening. From the call on nothing is applied, even if it is cancelled."""
         for line in self._lines.values():
             line.stop()
         await asyncio.gather(*(line.close() for line in self._lines.values()))
@@ -162,10 +158,9 @@ class KvEventSubscriber:
 
 
 class _Line:
-    """The connections to one rank, and the tasks that read from them.
+    """Connections to one rank, and the tasks that read from them.
 
-    If one of them meets an error that nobody expected, nothing is known of the rank until all
-    have begun again, with a new stream.
+    On an unexpected error in one task the rank is unknown until all restart with a new stream.
     """
 
     def __init__(
@@ -213,7 +208,7 @@ class _Line:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def ask(self, question: Replay | None) -> None:
-        """Ask a question of the stream, if it has one, in place of the one before."""
+        """Start a replay if the stream asks for one, replacing the one before."""
         if question is None:
             return
         # The task of the one before may be the one that runs now, and ends by itself.
@@ -255,7 +250,7 @@ class _Line:
                 self.stream.on_disconnected()
 
     async def _replay(self, question: Replay) -> None:
-        """Ask for a replay, over a fresh connection so that no old answer mixes in."""
+        """Request a replay over a fresh connection, so that no old answer mixes in."""
         endpoint = self._source.replay_endpoint
         loop = asyncio.get_running_loop()
         await self._turns.come()
@@ -279,14 +274,14 @@ class _Line:
                 self.stream.on_replay_failed(question.attempt, why, self._clock())
 
     async def _finish(self) -> None:
-        """Apply what is left of a large event, and let others have their turn in between."""
+        """Apply the rest of a large event in slices, letting other tasks run in between."""
         left = True
         while left and not self._closed:
             async with self._turns:
                 left = self.stream.go_on()
 
     def _pass_on(self, attempt: int, frames: list[bytes]) -> bool:
-        """Hand on one message of a replay; return whether it was the last."""
+        """Hand one message of a replay to the stream; return whether it was the last."""
         if len(frames) != 4 or (frames[1] != self._topic and frames[2] != END_OF_REPLAY):
             self.stream.on_foreign("frames", f"{len(frames)} frames in a replay")
             return False
@@ -294,7 +289,7 @@ class _Line:
         return frames[2] == END_OF_REPLAY
 
     async def _receive(self, reader: LoopReader) -> list[bytes]:
-        """The frames of the next message; none if they are too many."""
+        """Return the frames of the next message; none if there are too many."""
         try:
             return [frame.bytes for frame in await reader.receive()]
         except ProtocolError:
@@ -324,7 +319,7 @@ class _Line:
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A task that fails leaves its worker approximate rather than stale, for a while."""
+        """Treat the rank as approximate rather than stale after a task failed, then restart."""
         self._tasks.discard(task)
         if self._closed or task.cancelled() or (error := task.exception()) is None:
             return

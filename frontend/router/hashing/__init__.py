@@ -1,4 +1,4 @@
-"""vLLM's own hashes of a prompt's blocks."""
+"""Compute vLLM's hashes of a prompt's blocks."""
 
 from frontend.router.hashing.block_hasher import (
     BlockHasher,

@@ -1,11 +1,10 @@
 """vLLM's block hashes, computed here so that they equal those in its KV events.
 
 A block hash is ``sha256(cbor((parent hash, token ids, extra keys)))`` as in
-``vllm.v1.core.kv_cache_utils.hash_block_tokens`` (0.32.0 and 0.33.0); the CBOR is
-written here directly, which takes a fraction of the time and is tested against vLLM.
-Extra keys name the media that a block touches, and where: ``block_mm_infos``.
-Workers see to it that no token after a block enters its hash, as vLLM 0.33 would have it
-(``common/vllm_compat/features.py``).
+``vllm.v1.core.kv_cache_utils.hash_block_tokens`` (0.32.0 and 0.33.0). Writing the CBOR directly
+takes a fraction of the time and is tested against vLLM. Extra keys name the media that a block
+touches, and where: ``block_mm_infos``. Workers ensure that no token after a block enters its hash,
+as vLLM 0.33 would have it (``common/vllm_compat/features.py``).
 """
 
 import hashlib
@@ -27,13 +26,13 @@ _NO_MEDIA: BlockMmInfos = ()
 
 
 class MediaSpan(NamedTuple):
-    """Where the placeholders of one media item stand in a prompt.
+    """Placeholder range of one media item in a prompt.
 
     Attributes:
         identifier: name under which the item enters block hashes.
         offset: index of the first placeholder token in the prompt.
-        length: number of tokens of the placeholder range, tokens that an
-            ``is_embed`` mask leaves to text included: vLLM hashes the range.
+        length: tokens of the range, including those that an ``is_embed`` mask leaves to text: vLLM
+            hashes the range.
     """
 
     identifier: MmIdentifier
@@ -51,10 +50,9 @@ def block_mm_infos(
     """Return the media items that each full block of a prompt touches, an entry per full block.
 
     Args:
-        num_tokens: length of the prompt.
-        spans: the media items in the order vLLM keeps them, by offset. They may
-            overlap, as sound and picture of one video do; vLLM then names, for a
-            block inside the first of them, only that first one, and so does this.
+        spans: media items by offset, as vLLM keeps them. They may overlap, as sound and picture of
+            one video do; for a block inside the first of them vLLM names only that one, and so does
+            this.
     """
     blocks = num_tokens // block_size
     infos: list[BlockMmInfos] = [_NO_MEDIA] * blocks
@@ -96,8 +94,8 @@ def block_mm_infos(
 
 
 class PromptEmbeds(NamedTuple):
-    """The embeddings of a whole prompt, a row for each token: for those that are none, what the
-    engine is sent for them.
+    """Embeddings of a whole prompt, one row per token. A row of a plain token is the filler that
+    the engine is sent.
     """
 
     data: memoryview
@@ -111,9 +109,9 @@ class PromptEmbeds(NamedTuple):
 
 
 CANONICAL_ALGORITHMS = frozenset({"sha256_cbor"})
-"""Those of vLLM's ``prefix_caching_hash_algo`` whose digest depends on the values
-alone and is the same in every process. ``sha256`` and ``xxhash`` pickle, so their
-digest depends on which objects are shared; ``xxhash_cbor`` draws a random seed."""
+"""Values of vLLM's ``prefix_caching_hash_algo`` whose digest depends on the values alone and is the
+same in every process. ``sha256`` and ``xxhash`` pickle, so their digest depends on which objects
+are shared; ``xxhash_cbor`` draws a random seed."""
 
 
 class LoraKey(NamedTuple):
@@ -122,8 +120,8 @@ class LoraKey(NamedTuple):
 
 
 class HashScheme(NamedTuple):
-    """All that decides which hash a block gets, besides its content: tokens per block, vLLM's
-    name of the hash function, and the parent of every first block.
+    """Everything besides content that determines a block's hash: tokens per block, vLLM's name of
+    the hash function, and the parent of every first block.
     """
 
     block_size: int
@@ -132,8 +130,8 @@ class HashScheme(NamedTuple):
 
 
 class BlockHasher:
-    """Computes the hashes of a prompt's full blocks. Stateless, safe in any thread. Raises
-    ConfigurationError if the algorithm is not canonical, or the block size not positive.
+    """Hasher of a prompt's full blocks. Stateless and thread-safe. Raises ConfigurationError if the
+    algorithm is not canonical or the block size not positive.
     """
 
     def __init__(self, block_size: int, algorithm: str, none_hash: bytes) -> None:
@@ -155,17 +153,17 @@ class BlockHasher:
         """Return the hashes of all full blocks, each chained to the one before.
 
         Args:
-            mm_infos: one entry per full block, from :func:`block_mm_infos`; empty for
-                a prompt without media.
+            mm_infos: one entry per full block, from :func:`block_mm_infos`; empty for a prompt
+                without media.
             lora: name and path of the request's adapter.
-            cache_salt: the request's salt; enters the first block only.
+            cache_salt: enters the first block only.
             embeds_digests: per full block, the SHA-256 of its prompt embeddings.
-            parent: the block before the first, if this is the rest of a prompt; then
-                ``mm_infos`` is its rest too, and ``cache_salt`` has been used.
+            parent: the block before the first, if this is the rest of a prompt; then ``mm_infos``
+                is its rest too, and ``cache_salt`` is not used.
 
         Raises:
-            RequestRejectedError: a token id or string has no encoding, so no worker
-                could hash the prompt either.
+            RequestRejectedError: a token id or string has no encoding, so no worker could hash the
+                prompt either.
         """
         block_size, _, none_hash = self.scheme
         salt = cache_salt if parent is None else None
@@ -205,9 +203,8 @@ class BlockHasher:
         cache_salt: str | None,
         embeds_digests: Sequence[bytes] | None,
     ) -> list[bytes] | None:
-        """Return each block's extra keys in CBOR; ``None`` if no block has any.
-
-        The order within a block is vLLM's: LoRA, media, salt, embeddings.
+        """Return each block's extra keys in CBOR, in vLLM's order: LoRA, media, salt, embeddings.
+        Return ``None`` if no block has any.
         """
         special = [block for block, infos in enumerate(mm_infos) if infos]
         if cache_salt and blocks and not (mm_infos and mm_infos[0]):

@@ -1,7 +1,6 @@
-"""The little of canonical CBOR (RFC 8949, section 4.2.1) that block hashes need.
+"""Encoder for the part of canonical CBOR (RFC 8949, section 4.2.1) that block hashes need.
 
-Only encoding, and only of the types vLLM puts into a block hash. What it writes
-is byte for byte what ``cbor2.dumps(..., canonical=True)`` writes.
+The output equals ``cbor2.dumps(..., canonical=True)`` byte for byte.
 """
 
 from array import array
@@ -22,8 +21,8 @@ _INLINE_LIMIT = 24
 
 
 def head(major: int, argument: int) -> bytes:
-    """Return the initial byte of a data item, of a major type that is shifted into the top
-    three bits, and its argument, in the shortest form.
+    """Return the head of a data item in the shortest form; ``major`` is shifted into the top three
+    bits.
     """
     if argument < _INLINE_LIMIT:
         return bytes((major | argument,))
@@ -60,17 +59,17 @@ def unsigned_arrays(
 ) -> tuple[bytes, list[int]]:
     """Encode a list of non-negative integers as arrays of ``run`` items each.
 
-    Works on the whole prompt in a few vector operations, because encoding token by
-    token costs several times the hash itself.
+    Works on the whole prompt in a few vector operations: encoding token by token costs several
+    times the hash itself.
 
     Args:
         values: integers from 0 to 2**32 - 1.
-        run: how many of them make one array (a block).
-        suffix: what to put after every array, at most 8 bytes.
+        run: items per array (a block).
+        suffix: appended to every array, at most 8 bytes.
 
     Returns:
-        The arrays of all full runs one after the other, and where they end, preceded
-        by 0: array ``i`` with its suffix is ``data[ends[i]:ends[i + 1]]``.
+        The concatenated arrays of all full runs, and where they end, preceded by 0: array ``i``
+        with its suffix is ``data[ends[i]:ends[i + 1]]``.
 
     Raises:
         OverflowError: an integer is negative or too large.

@@ -1,7 +1,7 @@
-"""Hashes of recent prompts, so that a beginning they share is not hashed again.
+"""LRU cache of recent prompts' hashes, so that shared beginnings are not hashed again.
 
-A conversation repeats its whole past with every turn, and many prompts begin with the
-same instructions. Hashing itself is in ``block_hasher.py``.
+A conversation repeats its whole past with every turn, and many prompts begin with the same
+instructions.
 """
 
 import threading
@@ -19,16 +19,16 @@ from common.lru import Lru
 from frontend.router.hashing.block_hasher import BlockHasher, BlockMmInfos
 
 _FEWEST_BLOCKS = 4
-"""Beginnings shorter than this are hashed faster than found."""
+"""Shorter beginnings are hashed faster than found."""
 
 MAX_TOKENS: Final = 1_000_000
-"""Of recent prompts: about ten bytes each, and more prompts than a frontend has in flight."""
+"""Tokens of recent prompts, about ten bytes each: more prompts than a frontend has in flight."""
 
 Tokens: TypeAlias = "array[int]"
 """Token ids, 32 bits each."""
 
 _Context: TypeAlias = tuple[tuple[str, str] | None, str | None]
-"""LoRA adapter and salt: what else enters the first block."""
+"""LoRA adapter and salt: the other inputs of the first block."""
 
 _Key: TypeAlias = tuple[_Context, int, int]
 """Context, number of blocks and checksum of a beginning."""
@@ -39,9 +39,9 @@ class _Prompt:
     """A prompt hashed before.
 
     Attributes:
-        tokens: its full blocks' token ids, 32 bits each.
+        tokens: token ids of its full blocks, 32 bits each.
         keys: of its beginnings.
-        leading: how many of them lead to it; without any it is of no use.
+        leading: how many keys still lead to it; at 0 it is useless.
     """
 
     tokens: Tokens
@@ -52,11 +52,11 @@ class _Prompt:
 
 
 class HashMemo:
-    """A hasher that remembers. May be used in any thread.
+    """Memoizing hasher. Thread-safe.
 
-    A prompt is found by the checksums of its beginnings of 4, 8, 16 … blocks, so at
-    least half of what it shares with the last prompt of such a beginning is found, and
-    then the rest of it by comparing tokens. What is reused was compared token by token.
+    A prompt is found by the checksums of its beginnings of 4, 8, 16 … blocks, so at least half of
+    the part shared with the last prompt of such a beginning is found; comparing tokens finds the
+    rest. Reused blocks were compared token by token.
     """
 
     def __init__(self, hasher: BlockHasher, max_tokens: int = MAX_TOKENS) -> None:
@@ -76,9 +76,9 @@ class HashMemo:
         cache_salt: str | None = None,
         embeds_digests: Sequence[bytes] | None = None,
     ) -> list[BlockHash]:
-        """As :meth:`BlockHasher.hash`. The list must not be changed."""
+        """Hash as :meth:`BlockHasher.hash` does. The caller must not change the list."""
         if embeds_digests is not None:
-            # Their tokens are all the same, and what tells them apart is hashed by now.
+            # Embeddings share their token ids, and their digests are computed by now.
             return self._hasher.hash(
                 token_ids, mm_infos, lora=lora, cache_salt=cache_salt, embeds_digests=embeds_digests
             )
@@ -107,7 +107,7 @@ class HashMemo:
     def _find(
         self, keys: list[_Key], tokens: Tokens, mm_infos: Sequence[BlockMmInfos]
     ) -> tuple[_Prompt | None, int]:
-        """Return a remembered prompt and how many of its leading blocks are this one's too."""
+        """Return a remembered prompt and how many leading blocks it shares with this one."""
         with self._lock:
             found = [prompt for key in reversed(keys) if (prompt := self._by_key.get(key))]
         for prompt in found:
@@ -137,11 +137,11 @@ class HashMemo:
 
 
 def _as_array(token_ids: Sequence[int], count: int) -> "Tokens | None":
-    """Return the first ``count`` token ids as 32-bit numbers; ``None`` if they are not such."""
+    """Return the first ``count`` token ids as 32-bit numbers; ``None`` if one doesn't fit."""
     try:
         return array("I", token_ids[:count])
     except (OverflowError, TypeError):
-        # The hasher says what is wrong with them, if anything is.
+        # The hasher raises the error, if there is one.
         return None
 
 
@@ -159,7 +159,7 @@ def _keys(context: _Context, tokens: Tokens, block_size: int) -> list[_Key]:
 
 
 def _shared(one: Tokens, other: Tokens) -> int:
-    """Count the leading tokens of two prompts that are equal."""
+    """Count the equal leading tokens of two prompts."""
     length = min(len(one), len(other))
     mine = np.frombuffer(one, dtype=np.uint32, count=length)
     theirs = np.frombuffer(other, dtype=np.uint32, count=length)
@@ -169,7 +169,7 @@ def _shared(one: Tokens, other: Tokens) -> int:
 
 
 def _alike(one: Sequence[BlockMmInfos], other: Sequence[BlockMmInfos], blocks: int) -> int:
-    """Count the first ``blocks`` blocks that touch the same media; none listed means none."""
+    """Count the first ``blocks`` blocks that touch the same media; an empty list means no media."""
     mine, theirs = one or ((),) * blocks, other or ((),) * blocks
     if mine[:blocks] == theirs[:blocks]:
         return blocks

@@ -1,4 +1,4 @@
-"""Which blocks each worker holds, as far as it is known."""
+"""Index of the blocks that each worker holds, as far as known."""
 
 from frontend.router.index.indexes import (
     EXACT,

@@ -1,4 +1,4 @@
-"""Runs of neighbouring blocks with who holds which part, and in which run each block stands.
+"""Chunks: runs of neighbouring blocks with their holders, and a table from block to chunk.
 
 The unit of ``kv_index.py``: prompts are matched run by run instead of block by block.
 """
@@ -10,18 +10,17 @@ from common.identity import BlockHash
 from frontend.router.index.target_bits import bits
 
 MAX_BLOCKS = 256
-"""Blocks in one chunk. Finding a block inside a chunk takes time in proportion."""
+"""Blocks in one chunk. The time to find a block inside a chunk is proportional."""
 
 
 class Chunk:
     """Blocks each of which is the child of the one before, divided into segments.
 
-    All blocks of a segment are held by the same slots; neighbouring segments differ,
-    and every block is held by someone. A prefix that many workers share is one chunk
-    with one segment, however many they are.
+    All blocks of a segment are held by the same slots; neighbouring segments differ, and every
+    block has a holder. A prefix shared by any number of workers is one chunk with one segment.
 
     Attributes:
-        hashes: the blocks, each a child of the one before as far as its worker said.
+        hashes: each a child of the one before, as far as its worker said.
         ends: index after the last block of each segment.
         masks: slots that hold each segment, as bit masks.
     """
@@ -36,7 +35,7 @@ class Chunk:
         self.masks = masks
 
     def find(self, block: BlockHash) -> int:
-        # Look where blocks are usually asked for: evictions begin at the end.
+        # Look first where lookups usually hit: evictions begin at the end.
         if self.hashes[-1] == block:
             return len(self.hashes) - 1
         return self.hashes.index(block)
@@ -54,10 +53,10 @@ class Chunk:
         return _common(self.hashes[start : start + length], blocks[first : first + length])
 
     def chained_run(self, start: int, blocks: list[BlockHash], first: int) -> int:
-        """:meth:`run` for blocks of a prompt, by a few comparisons only.
+        """Return the same as :meth:`run` for blocks of a prompt, by binary search.
 
-        A block's hash covers all blocks before it, so blocks that are equal at one place
-        are equal at all places before it, back to where chunk and prompt meet.
+        A block's hash covers all blocks before it, so equality at one place implies equality at all
+        earlier places, back to where chunk and prompt meet.
         """
         end = self.ends[bisect_right(self.ends, start)]
         length = min(end - start, len(blocks) - first)
@@ -74,7 +73,7 @@ class Chunk:
         return low
 
     def run_back(self, start: int, blocks: list[BlockHash], first: int) -> int:
-        """As :meth:`run`, backwards and to the beginning of the segment."""
+        """Return the same as :meth:`run`, backwards to the beginning of the segment."""
         segment = bisect_right(self.ends, start)
         begin = self.ends[segment - 1] if segment else 0
         length = min(start + 1 - begin, len(blocks) - first)
@@ -91,9 +90,10 @@ class Chunk:
             self.masks = (*self.masks, mask)
 
     def change(self, start: int, end: int, bit: int, *, held: bool) -> None:
-        """Let a slot hold the blocks from ``start`` to ``end``, or not hold them.
+        """Set whether a slot holds the blocks from ``start`` to ``end``.
 
-        May leave segments that nobody holds, for :meth:`cut_end` and for whoever divides the chunk.
+        May leave segments without holders, for :meth:`cut_end` and for the caller that divides the
+        chunk.
         """
         ends: list[int] = []
         masks: list[int] = []
@@ -116,7 +116,7 @@ class Chunk:
         self.masks = tuple(masks)
 
     def cut_end(self) -> list[BlockHash]:
-        """Remove the blocks at the end that nobody holds, and return them."""
+        """Remove and return the blocks at the end that have no holder."""
         if self.masks[-1]:
             return []
         begin = self.ends[-2] if len(self.ends) > 1 else 0
@@ -153,7 +153,7 @@ class Chunk:
 
 
 def _common(one: list[BlockHash], other: list[BlockHash]) -> int:
-    """Count the leading blocks of two lists of one length that are equal."""
+    """Count the equal leading blocks of two lists of one length."""
     if one == other:
         return len(one)
     return next(
@@ -162,14 +162,14 @@ def _common(one: list[BlockHash], other: list[BlockHash]) -> int:
 
 
 _SHARDS = 256
-"""Possible values of the byte of a hash that says where it is."""
+"""Values of the hash byte that selects a shard."""
 
 
 class ChunkTable:
-    """Chunks by block.
+    """Chunks by block, in many small dictionaries.
 
-    Many small dictionaries in place of one: a dictionary of a million blocks takes 50 ms to grow,
-    in which the event loop would stand still. Hashes are random, so all shards are of a size.
+    One dictionary of a million blocks takes 50 ms to grow, which would block the event loop. Hashes
+    are random, so all shards are of a size.
     """
 
     __slots__ = ("_shards",)
@@ -198,7 +198,7 @@ class ChunkTable:
             del shards[block[-1]][block]
 
     def new(self, blocks: list[BlockHash]) -> int:
-        """Count the blocks at the beginning that are unknown, and different from each other."""
+        """Count the leading blocks that are unknown and distinct."""
         shards = self._shards
         for length, block in enumerate(blocks):
             if block in shards[block[-1]]:

@@ -1,7 +1,7 @@
-"""The indexes of blocks as one, how far a target's can be trusted, and how events change it.
+"""All block indexes of a router, and how events change them.
 
-The place where "a block counts as held" is decided: by group, by medium, by copies.
-When to apply what is in ``event_stream.py``.
+This module decides when a block counts as held: by group, by medium, by copies. ``event_stream.py``
+decides when to apply events.
 """
 
 from collections import deque
@@ -61,8 +61,8 @@ class BlockIndexes(NamedTuple):
 
     Attributes:
         known: blocks that events announced.
-        windows: those of groups in which a hit needs only the last few.
-        predicted: blocks that should be there since a prompt was sent there.
+        windows: blocks of groups in which a hit needs only the last few.
+        predicted: blocks expected because a prompt was sent there.
     """
 
     slots: TargetBits
@@ -76,7 +76,7 @@ class BlockIndexes(NamedTuple):
         return cls(slots, KvIndex(slots), WindowIndex(), Predictions(slots))
 
     def holdings(self, target: Target) -> int:
-        """Blocks of a target that events announced, summed over its cache groups."""
+        """Return the number of announced blocks of a target, summed over its cache groups."""
         return self.known.holdings(target) + self.windows.holdings(target)
 
     def clear(self, target: Target) -> None:
@@ -92,26 +92,26 @@ class BlockIndexes(NamedTuple):
 
 
 _MOST_BLOCKS = 1 << 22
-"""Blocks of a cache or tier whose size is unknown; a bound for hostile messages."""
+"""Capacity of a cache or tier of unknown size; a bound for hostile messages."""
 
 SLICE_BLOCKS: Final = 16_384
-"""Blocks that are applied at a time: milliseconds of the event loop. Four times a step of 64k
-tokens, so that nothing of an honest worker waits, unless a step of its own is as large."""
+"""Blocks applied at a time: milliseconds of the event loop. Four times a step of 64k tokens, so
+that no event of an honest worker waits, unless a step of its own is as large."""
 
 _COST: Final = 16
-"""Of an event, in blocks: what it takes to find where it belongs."""
+"""Cost of an event, in blocks: finding its place."""
 _REMOVAL: Final = 4
-"""Of a block that is removed, in blocks that are stored: those that stand alone take so much."""
+"""Cost of removing a block, in stored blocks, when it stands alone."""
 
 
 class TargetBlocks:
-    """The blocks of one target, which the caller registered, in indexes shared by all.
+    """Blocks of one target, which the caller registered, in indexes shared by all.
 
     Args:
-        capacity_blocks: blocks of its cache, 0 if unknown.
+        capacity_blocks: size of its cache, 0 if unknown.
 
     Attributes:
-        unusable: why these events can't be used at all; empty if they can.
+        unusable: why these events can't be used; empty if they can.
         unmodelled: why hits may be shorter than indexed; empty if they are not.
     """
 
@@ -131,10 +131,10 @@ class TargetBlocks:
         self.unmodelled = ""
 
     def apply(self, batch: EventBatch) -> None:
-        """Apply the changes of one batch in order, behind what is left of earlier ones.
+        """Apply the changes of one batch in order, after pending ones.
 
-        Of a large batch only the first blocks: :meth:`go_on` until it says that nothing is left.
-        Until then the target is known to hold what it held a moment ago.
+        Applies only the first blocks of a large batch: call :meth:`go_on` until it returns False.
+        Until then the index shows a slightly older state.
         """
         self._rest.append(_pieces(chain(batch.changes, batch.later)))
         self.go_on()
@@ -148,7 +148,7 @@ class TargetBlocks:
                 self._rest.popleft()
                 continue
             except MalformedEventError as error:
-                # What came before it in the message is applied: rather know nothing.
+                # Earlier changes of the message are applied: rather know nothing.
                 self.unusable = f"one of its events can't be read: {error}"
                 continue
             blocks += _COST + _cost(change)
@@ -161,7 +161,7 @@ class TargetBlocks:
         return bool(self._rest)
 
     def clear(self) -> None:
-        """Forget everything, predictions included, and what is left to apply."""
+        """Forget everything, predictions and pending changes included."""
         self._rest.clear()
         self._clear()
 
@@ -205,7 +205,7 @@ class TargetBlocks:
             )
         else:
             needed = max(1, -(-(change.window - 1) // self._block_size))
-            # States, whose window is one token, are of no drafting layers.
+            # Recurrent states, whose window is one token, belong to no drafting layers.
             peeks = change.window > 1
             self._windows.store(self._target, hashes, change.group, needed, peeks=peeks)
 
@@ -231,14 +231,14 @@ class TargetBlocks:
 
 
 def _cost(change: Change) -> int:
-    """Return what a change takes to apply, in blocks that are stored."""
+    """Return the cost of applying a change, in stored blocks."""
     if isinstance(change, Cleared):
         return 0
     return len(change.hashes) * (_REMOVAL if isinstance(change, Removed) else 1)
 
 
 def _pieces(changes: Iterable[Change]) -> Iterator[Change]:
-    """Yield changes that are small, and together the same."""
+    """Split large changes into small ones of the same effect."""
     for change in changes:
         if isinstance(change, Cleared) or _cost(change) <= SLICE_BLOCKS:
             yield change

@@ -1,8 +1,7 @@
-"""The index of KV blocks: which targets hold which block, and how far into a prompt.
+"""Index of KV blocks: which targets hold which block, and how far into a prompt.
 
-A table from block hash to the chunk the block stands in, and per chunk the sets of
-targets as bit masks, so that one walk over a prompt's chunks answers for all workers.
-How blocks get in is ``subscriber.py`` and ``predictions.py``.
+A table maps each block hash to its chunk; each chunk keeps its holders as bit masks, so that one
+walk over a prompt's chunks answers for all workers.
 """
 
 from collections import deque
@@ -13,15 +12,15 @@ from frontend.router.index.chunks import MAX_BLOCKS, Chunk, ChunkTable
 from frontend.router.index.target_bits import TargetBits, bits
 
 _SWEPT_PER_STORED = 2
-"""Blocks of retired slots swept per block stored, so that sweeping always wins."""
+"""Blocks of retired slots swept per block stored, so that sweeping outpaces storing."""
 
 
 class _Slot:
-    """What one slot holds.
+    """Blocks of one slot.
 
     Attributes:
-        blocks: how many blocks in all, each duplicate counted once.
-        copies: copies beyond the first, of blocks that it holds several times.
+        blocks: number of distinct blocks.
+        copies: copies beyond the first, of blocks held several times.
     """
 
     __slots__ = ("blocks", "chunks", "copies")
@@ -33,10 +32,10 @@ class _Slot:
 
 
 class KvIndex:
-    """Which targets hold which blocks.
+    """Index from blocks to targets.
 
-    Copies of one block on one target, in several cache slots or on several media, are
-    counted, since each gets its own remove event: the block is gone with the last.
+    Copies of one block on one target, in several cache slots or on several media, are counted,
+    since each gets its own remove event: the block is gone with the last.
     """
 
     def __init__(self, slots: TargetBits | None = None) -> None:
@@ -57,15 +56,15 @@ class KvIndex:
         parent: BlockHash | None = None,
         chained: bool = True,
     ) -> None:
-        """Note that a target holds blocks; once more, if it holds them already.
+        """Note that a target holds blocks; count one more copy if it holds them already.
 
         Args:
             target: registered on first use.
-            group: KV cache group. A block counts as held when all groups of the target
-                that ever stored one hold it.
+            group: KV cache group. A block counts as held when all groups of the target that ever
+                stored one hold it.
             parent: the block before the first, if known.
-            chained: whether each block is the child of the one before, as in a prompt.
-                Otherwise each takes more room, and matching goes block by block.
+            chained: whether each block is the child of the one before, as in a prompt. Otherwise
+                each takes more room, and matching goes block by block.
         """
         if target not in self._slots:
             self._slots.open(target)
@@ -88,7 +87,6 @@ class KvIndex:
         parent: BlockHash | None = None,
         chained: bool = True,
     ) -> None:
-        """:meth:`store` for a live slot."""
         held = self._held.get(slot)
         if held is None:
             held = self._held[slot] = _Slot()
@@ -110,7 +108,7 @@ class KvIndex:
     def remove_slot(
         self, slot: int, hashes: Iterable[BlockHash], *, all_copies: bool = False
     ) -> None:
-        """As :meth:`remove` for a live slot, on request of all copies at once."""
+        """Remove one copy of each block from a live slot, or all copies."""
         blocks = hashes if isinstance(hashes, list) else list(hashes)
         held = self._held.get(slot)
         if held is None:
@@ -132,7 +130,7 @@ class KvIndex:
                 position += self._remove_run(slot, held, blocks, position)
 
     def clear(self, target: Target) -> None:
-        """Forget all blocks of a target. Takes no time; see :meth:`sweep`."""
+        """Forget all blocks of a target in constant time; :meth:`sweep` frees the memory."""
         self._slots.renew(target)
         self._hidden = None
 
@@ -155,8 +153,8 @@ class KvIndex:
     def match(
         self, hashes: Sequence[BlockHash], predicted: "KvIndex | None" = None
     ) -> dict[Target, int]:
-        """Return how many leading blocks of a prompt each target holds, of those that hold the
-        first. With a second index over the same slots, a block counts as held if either has it.
+        """Return how many leading blocks of a prompt each target holds, without targets that lack
+        the first. With a second index over the same slots, a block counts as held if either has it.
         """
         depths: dict[Target, int] = {}
         for depth, targets in self.match_groups(hashes, predicted):
@@ -166,7 +164,9 @@ class KvIndex:
     def match_groups(
         self, hashes: Sequence[BlockHash], predicted: "KvIndex | None" = None
     ) -> list[tuple[int, tuple[Target, ...]]]:
-        """As :meth:`match`, in pairs of a depth and the targets that reach just that far."""
+        """Return the result of :meth:`match` as pairs of a depth and the targets that reach just
+        that far.
+        """
         slots = self._slots
         alive = slots.live
         blocks = hashes if isinstance(hashes, list) else list(hashes)
@@ -183,7 +183,7 @@ class KvIndex:
             if lost and guessed is not None:
                 if guessed.end <= depth:
                     guessed.step(depth)
-                # Where the second index knows all that are left, it alone says how far.
+                # Where the second index covers all remaining slots, it alone sets the end.
                 end = min(end, guessed.end) if alive & ~guessed.mask else guessed.end
                 lost &= ~guessed.mask
             if lost:
@@ -206,8 +206,8 @@ class KvIndex:
         return sum(self._held[slot].blocks for slot in slots if slot in self._held)
 
     def sweep(self, limit: int) -> bool:
-        """Free the memory of retired slots, about ``limit`` blocks of it, well below 1 µs each;
-        return whether some is left.
+        """Free about ``limit`` blocks of retired slots, well below 1 µs each; return whether any
+        are left.
         """
         while self._retired and limit > 0:
             slot, held = self._retired[0]
@@ -230,10 +230,10 @@ class KvIndex:
     def _add_new(
         self, slot: int, held: _Slot, blocks: list[BlockHash], first: int, before: BlockHash | None
     ) -> int:
-        """Add the blocks from ``first`` on that nobody holds yet; return how many they are."""
+        """Add blocks from ``first`` on that have no holder yet; return how many."""
         chunks = self._chunks
         fresh = blocks[first : first + MAX_BLOCKS]
-        # Stop before the first that is held already, or that comes a second time.
+        # Stop before the first block that is held already or repeated.
         del fresh[chunks.new(fresh) :]
         chunk = None if before is None else chunks.get(before)
         if (
@@ -252,7 +252,7 @@ class KvIndex:
     def _add_known(
         self, slot: int, held: _Slot, chunk: Chunk, blocks: list[BlockHash], first: int
     ) -> int:
-        """Add a slot to blocks that someone holds, as far as they stand together."""
+        """Add a slot to held blocks, as far as they are contiguous; return how many."""
         bit = 1 << slot
         start = chunk.find(blocks[first]) if chunk.hashes[0] != blocks[first] else 0
         length = chunk.run(start, blocks, first)
@@ -266,9 +266,7 @@ class KvIndex:
         return length
 
     def _remove_run(self, slot: int, held: _Slot, blocks: list[BlockHash], first: int) -> int:
-        """Remove the block at ``first`` and those that stand together with it; return how many it
-        was.
-        """
+        """Remove the block at ``first`` and its contiguous successors; return how many."""
         bit = 1 << slot
         chunk = self._chunks.get(blocks[first])
         start = 0 if chunk is None else chunk.find(blocks[first])
@@ -281,7 +279,8 @@ class KvIndex:
         else:
             length = chunk.run(start, blocks, first)
         if held.copies and not held.copies.keys().isdisjoint(blocks[first : first + length]):
-            # Some have copies left: this one only, and only if it comes first either way.
+            # Some blocks have copies left: remove this one only, which comes first in either
+            # direction.
             start, length = chunk.find(blocks[first]), 1
         held.blocks -= length
         self._take_away(bit, chunk, start, start + length)
@@ -290,7 +289,7 @@ class KvIndex:
         return length
 
     def _take_away(self, bit: int, chunk: Chunk, start: int, end: int) -> None:
-        """Remove a slot from blocks of a chunk, and blocks that nobody holds any more."""
+        """Remove a slot from blocks of a chunk, then blocks without holders."""
         chunk.change(start, end, bit, held=False)
         if 0 not in chunk.masks:
             return
@@ -299,7 +298,7 @@ class KvIndex:
             self._divide(chunk)
 
     def _divide(self, chunk: Chunk) -> None:
-        """Remove blocks inside a chunk that nobody holds: what follows gets chunks of its own."""
+        """Remove blocks without holders inside a chunk: later blocks get chunks of their own."""
         kept: list[tuple[int, int]] = []
         for low, high, mask in chunk.parts(0, len(chunk.hashes)):
             if not mask:
@@ -326,8 +325,8 @@ class KvIndex:
         return held
 
     def _hide(self) -> int:
-        """Return the slots of suspended targets. All of a worker are suspended in a row, so this is
-        not done for each.
+        """Return the slots of suspended targets. Cached, since all targets of a worker are
+        suspended in a row.
         """
         if self._hidden is None:
             self._hidden = 0
@@ -337,7 +336,7 @@ class KvIndex:
 
 
 class _Walk:
-    """Goes through a prompt's blocks, from one set of holders to the next.
+    """Iterator over a prompt's blocks, from one set of holders to the next.
 
     Attributes:
         mask: slots that hold the blocks from the last step's depth up to ``end``.

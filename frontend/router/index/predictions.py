@@ -1,8 +1,7 @@
 """Blocks that a target should hold because a prompt was sent there.
 
-Stands in for KV events where a worker sends none, and bridges the moment between a
-decision and its events where it does, so that two identical prompts arriving
-together go to the same worker. Real knowledge is in ``kv_index.py``.
+Predictions replace the KV events of a worker that sends none. With events they bridge the time
+until these arrive, so that two identical prompts arriving together go to the same worker.
 """
 
 from collections import OrderedDict
@@ -19,14 +18,14 @@ MAX_BLOCKS: Final = 2_000_000
 """Over all workers: two minutes of 500 prompts a second with 32 blocks each."""
 
 PREDICT_TTL_S: Final = 5.0
-"""How long blocks of a routed request count as held before their event arrives, where events come:
-an engine publishes them when it has prefilled the prompt, after seconds if that is long."""
+"""Lifetime of a prediction where events come: an engine publishes them when it has prefilled the
+prompt, after seconds if that is long."""
 
 APPROXIMATE_TTL_S: Final = 120.0
-"""The same where no events come: the caches of busy engines turn over in minutes."""
+"""Lifetime of a prediction where no events come: caches of busy engines turn over in minutes."""
 
 _EXPIRED_PER_PREDICTED = 8
-"""Old requests forgotten with every new one: more than one, so that forgetting wins."""
+"""Old requests expired with every new one: more than one, so that expiry outpaces additions."""
 
 
 class _Prediction(NamedTuple):
@@ -39,11 +38,11 @@ class _Prediction(NamedTuple):
 
 
 class Predictions:
-    """Predicted blocks, forgotten after a time, at a request's end, or for lack of room.
+    """Predicted blocks, forgotten after a lifetime, at a request's end, or for lack of room.
 
     Attributes:
-        windows: those of groups in which a hit needs only the last few.
-        blocks: how many, each counted once per request.
+        windows: blocks of groups in which a hit needs only the last few.
+        blocks: number of blocks, each counted once per request.
     """
 
     def __init__(self, slots: TargetBits, max_blocks: int = MAX_BLOCKS) -> None:
@@ -65,12 +64,11 @@ class Predictions:
         now: float,
         tails: Mapping[int, Sequence[BlockHash]] = MappingProxyType({}),
     ) -> None:
-        """A prompt's blocks will be on a target, for ``lifetime_s`` seconds at least.
+        """Expect a prompt's blocks on a target, for ``lifetime_s`` seconds at least.
 
         Args:
-            hashes: the blocks; the sequence is kept and must not change.
-            tails: those that will be in each group in which a hit needs only the last few;
-                kept as well.
+            hashes: the sequence is kept and must not change.
+            tails: blocks in each group in which a hit needs only the last few; kept as well.
         """
         self.forget(request_id)
         self.expire(now, _EXPIRED_PER_PREDICTED)
@@ -98,13 +96,13 @@ class Predictions:
         return () if lifetime_s is None else self._ledgers[lifetime_s][request_id].hashes
 
     def forget(self, request_id: RequestId) -> None:
-        """Take back what was predicted for a request. Unknown ids are ignored."""
+        """Withdraw the prediction of a request. Unknown ids are ignored."""
         lifetime_s = self._lifetimes.pop(request_id, None)
         if lifetime_s is None:
             return
         prediction = self._ledgers[lifetime_s].pop(request_id)
         self.blocks -= _count(prediction.hashes, prediction.tails)
-        # Slots given up since took these predictions with them.
+        # Slots retired since then took these predictions with them.
         if self._slots.epoch(prediction.target) == prediction.epoch:
             for slot in bits(prediction.slots):
                 self.index.remove_slot(slot, prediction.hashes)
@@ -112,13 +110,13 @@ class Predictions:
                 self.windows.remove(prediction.target, tail, group)
 
     def evicted(self, target: Target, hashes: Sequence[BlockHash]) -> None:
-        """A target dropped blocks, whoever predicted them there."""
+        """Note that a target dropped blocks, of any request."""
         for slot in bits(self._slots.mask(target)):
             self.index.remove_slot(slot, hashes, all_copies=True)
 
     def expire(self, now: float, limit: int) -> bool:
-        """Forget what is too old, of at most ``limit`` requests, since each takes a moment;
-        return whether the limit was reached, so that more may be left.
+        """Expire at most ``limit`` requests, since each takes a moment; return whether more may be
+        left.
         """
         for ledger in self._ledgers.values():
             while ledger:

@@ -1,7 +1,7 @@
 """Bit positions of targets, so that a set of targets is one integer.
 
-A slot is a bit position. A target owns one slot per KV cache group in which all of
-a prompt's blocks must be found. Blocks themselves are in ``kv_index.py``.
+A slot is a bit position. A target owns one slot per KV cache group in which all of a prompt's
+blocks must be found.
 """
 
 import heapq
@@ -11,16 +11,16 @@ from itertools import compress
 from common.identity import Target
 
 _ANY_GROUP = -1
-"""Group of a slot that waits for the first event to say which group it is."""
+"""Group of a slot until the first event names its group."""
 
 _DIGITS = bytes.maketrans(b"01", b"\0\1")
 
 
 class TargetBits:
-    """Which slot stands for which target and group.
+    """Allocator of slots for pairs of target and group.
 
-    A target that loses all its blocks at once gets new slots, which takes no time;
-    the old ones are given out again when every table has swept them.
+    A target that loses all its blocks at once gets new slots in constant time; the old ones are
+    reused when every table has swept them.
     """
 
     def __init__(self) -> None:
@@ -40,15 +40,15 @@ class TargetBits:
         return target in self._slots
 
     def __len__(self) -> int:
-        """Slots ever in use at once: the width of masks in bits."""
+        """Return the width of masks in bits: the most slots ever in use at once."""
         return len(self._owners)
 
     def add_user(self, retire: Callable[[int], bool]) -> None:
-        """Add a table that is keyed by slots, which must forget a slot before its reuse.
+        """Add a table keyed by slots, which must forget a slot before its reuse.
 
         Args:
             retire: returns whether a slot held nothing, so that it is free at once. Otherwise the
-                table calls :meth:`swept` when it has forgotten what the slot held.
+                table calls :meth:`swept` when it has forgotten the slot.
         """
         self._retire.append(retire)
 
@@ -66,8 +66,8 @@ class TargetBits:
         return self._epochs.get(target, 0)
 
     def slot(self, target: Target, group: int) -> int:
-        """Return the slot of one group of a target, a new one if need be. Raises KeyError if it
-        is not registered.
+        """Return the slot of a target's group, allocating one if needed. Raises KeyError if the
+        target is not registered.
         """
         groups = self._slots[target]
         slot = groups.get(group)
@@ -108,7 +108,7 @@ class TargetBits:
             self.open(target)
 
     def close(self, target: Target) -> None:
-        """Unregister a target and retire its slots. Does nothing if it is unknown."""
+        """Unregister a target and retire its slots. Unknown targets are ignored."""
         retired = self.mask(target)
         self.live &= ~retired
         self.grouped &= ~retired

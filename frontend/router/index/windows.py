@@ -1,7 +1,7 @@
 """Blocks of cache groups in which a prefix hit needs only the last few.
 
-Sliding-window layers and recurrent states: such a group drops blocks that no hit can
-use any more, so it can only shorten a hit found in ``kv_index.py``, never make one.
+Groups of sliding-window layers and recurrent states drop blocks that no hit can use any more, so
+they can only shorten a hit found in ``kv_index.py``.
 """
 
 from collections.abc import Container, Iterable, Sequence
@@ -64,7 +64,7 @@ class WindowIndex:
                 del entry.copies[block]
 
     def clear(self, target: Target) -> None:
-        """Forget the blocks of a target. That it has such groups stays known."""
+        """Forget the blocks of a target, but not that it has such groups."""
         for group in self._groups.get(target, {}).values():
             group.copies.clear()
 
@@ -78,8 +78,8 @@ class WindowIndex:
     def tails(
         self, target: Target, hashes: Sequence[BlockHash], ends: Sequence[int], peek: int
     ) -> dict[int, list[BlockHash]]:
-        """Return what a target keeps in each of its groups for hits that end after so many
-        blocks of a prompt; for ``peek`` see :meth:`trim`.
+        """Return the blocks that each group keeps for hits ending after ``ends`` blocks of a
+        prompt; for ``peek`` see :meth:`trim`.
         """
         kept: dict[int, list[BlockHash]] = {}
         for number, group in self._groups.get(target, {}).items():
@@ -101,16 +101,16 @@ class WindowIndex:
         peek: int = 0,
         indexes: "Sequence[WindowIndex] | None" = None,
     ) -> int:
-        """The longest hit of at most ``depth`` blocks that every windowed group allows.
+        """Return the longest hit of at most ``depth`` blocks that every windowed group allows.
 
-        A group allows a hit whose last ``needed`` blocks it holds; one shorter than that
-        it allows if it holds all of it. Groups shorten in turn until all agree. Source:
+        A group allows a hit whose last ``needed`` blocks it holds, or a shorter one that it holds
+        completely. Groups shorten in turn until all agree. Source:
         ``SlidingWindowManager.find_longest_cache_hit`` of vLLM 0.32.0 and 0.33.0.
 
         Args:
             hashes: the blocks that the engine looks at.
-            peek: how many blocks beyond its end a hit needs too: 1 where the engine drops the
-                last block that it finds.
+            peek: blocks beyond its end that a hit needs too: 1 where the engine drops the last
+                block that it finds.
             indexes: a block counts as held if one of these has it; this one unless given.
         """
         groups = self._groups.get(target, {})

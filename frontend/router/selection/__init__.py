@@ -1,4 +1,4 @@
-"""What is known of each worker's load, speed and media, and what a request would cost there."""
+"""Load, speed and media of each worker, and the cost of a request there."""
 
 from frontend.router.selection.costs import (
     Candidates,

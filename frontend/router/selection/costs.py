@@ -32,13 +32,13 @@ _SORTED = 256
 
 
 class Work(NamedTuple):
-    """What a request costs on one target, load aside.
+    """Work of a request on one target, load aside.
 
     Attributes:
         overlap_blocks: leading blocks of the prompt that the target holds.
-        prefill_tokens: prompt tokens it has to compute.
-        media_tokens: media tokens it has to encode.
-        ship_bytes: media tensors it has to be sent.
+        prefill_tokens: prompt tokens to compute.
+        media_tokens: media tokens to encode.
+        ship_bytes: bytes of media tensors to send.
     """
 
     overlap_blocks: int
@@ -48,7 +48,7 @@ class Work(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """What a request costs on a target that has nothing of it, and on each that has something."""
+    """Work of a request on a target that holds none of it, and on each that holds some."""
 
     nowhere: Work
     elsewhere: dict[Target, Work]
@@ -57,7 +57,7 @@ class Estimate(NamedTuple):
         return self.elsewhere.get(target, self.nowhere)
 
     def advantage(self, target: Target) -> str:
-        """Return what speaks for a target, in a word: its blocks, its media, or its load alone."""
+        """Return the advantage of a target in a word: its blocks, its media, or its load alone."""
         work = self.on(target)
         if work.overlap_blocks:
             return "kv-overlap"
@@ -65,9 +65,7 @@ class Estimate(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """The parts of a cost, in tokens, each multiplied by the pace: of the request, of the
-    target's load, and until the step that runs has ended. Their sum is the cost.
-    """
+    """Parts of a cost, in tokens, each multiplied by the pace. Their sum is the cost."""
 
     prefill: float
     encode: float
@@ -86,20 +84,20 @@ SHIP: Final = 8.0
 of seven billion parameters on an H100."""
 
 LOAD: Final = 0.5
-"""Cost of a token that waits for prefill there. A prefill under way is half done on average. Also:
-below 1, so that a prompt joins its twin, whose blocks it will find, rather than compute them a
-second time."""
+"""Cost of a token that waits for prefill there. A prefill under way is half done on average. Also,
+a value below 1 makes a prompt join its twin and reuse its blocks rather than compute them a second
+time."""
 
 DECODE: Final = 0.05
-"""Cost of a token in the context of a request that decodes: attention over it is memory traffic in
-each step, little beside computing it."""
+"""Cost of a token in the context of a decoding request: attention over it is memory traffic in each
+step, little beside computing it."""
 
 QUEUE: Final = 512.0
-"""Cost of a request in the queue, whose length nobody knows: a short prompt."""
+"""Cost of a queued request of unknown length: a short prompt."""
 
 STEP: Final = 100.0
-"""Cost of a running step, which has to end before a prompt is begun: half a step of that model
-takes as long as prefilling so many tokens."""
+"""Cost of a running step, which must end before a prompt begins: half a step of that model takes as
+long as prefilling so many tokens."""
 
 
 def cost_of_work(work: Work) -> float:
@@ -130,9 +128,7 @@ def parts_of_cost(work: Work, load: TargetLoad, pace: float) -> Costs:
 
 
 class Candidates(NamedTuple):
-    """Candidates, in a stable order, with the slots, loads and paces of each; slots are 0 if
-    unknown.
-    """
+    """Candidates in a stable order, with slots (0 if unknown), loads and paces."""
 
     targets: Sequence[Target]
     slots: Sequence[int]
@@ -159,7 +155,7 @@ class Candidates(NamedTuple):
         )
 
     def costs(self, estimate: Estimate, price: Callable[[Work], float]) -> list[float]:
-        """Return the cost of a request on each; ``price`` gives that of work at pace 1."""
+        """Return the cost of a request on each; ``price`` gives the cost of work at pace 1."""
         nowhere, load_costs, paces = price(estimate.nowhere), self.load_costs, self.paces
         costs = [
             pace * (nowhere + load_cost) for pace, load_cost in zip(paces, load_costs, strict=True)
@@ -190,7 +186,7 @@ def cheapest(costs: Sequence[float], limit: int, chosen: int) -> list[int]:
 
 
 class Estimator:
-    """Estimates requests. Only reads what it is given."""
+    """Estimator of requests; a reader of the state that it is given."""
 
     def __init__(self, indexes: BlockIndexes, media: MediaPlacement, encoded: EncodedMedia) -> None:
         self._known = indexes.known
@@ -216,7 +212,7 @@ class Estimator:
     def estimate(
         self, request: RoutingRequest, hashes: Mapping[HashScheme, list[BlockHash]], now: float
     ) -> Estimate:
-        """Estimate a request, of which the blocks are known under each scheme, on all targets."""
+        """Estimate a request on all targets, from its block hashes under each scheme."""
         nowhere = _work(request, 0, 0, request.media)
         elsewhere: dict[Target, Work] = {}
         if request.reads_cache:
@@ -249,9 +245,7 @@ class Estimator:
     def _raw(
         self, target: Target, media: Sequence[MediaNeed], lacking: Sequence[MediaNeed]
     ) -> Sequence[MediaNeed]:
-        """Return the items that a target would have to encode where they are not in its prefix
-        cache.
-        """
+        """Return the items that a target would have to encode where its prefix cache lacks them."""
         if not self._encoded.knows(target):
             return lacking
         return [need for need in media if not self._encoded.holds(target, need.mm_hash)]
@@ -277,8 +271,8 @@ class Estimator:
     def _in_all_groups(
         self, scheme: HashScheme, chain: list[BlockHash], most: int
     ) -> Iterable[tuple[Target, int]]:
-        """Yield what a hit of at most ``most`` blocks comes to on those targets whose cache has
-        groups that differ in it.
+        """Yield the hit, of at most ``most`` blocks, on each target whose cache groups differ in
+        it.
         """
         targets = self._with_groups(scheme)
         depths = self._known.match(chain, self._predicted.index) if targets else {}
@@ -299,8 +293,8 @@ class Estimator:
             yield target, min(depth, most)
 
     def _with_groups(self, scheme: HashScheme) -> list[Target]:
-        """Return targets with groups in which a hit needs its last blocks only; and where the last
-        block is dropped, those with several groups of any kind.
+        """Return targets with groups in which a hit needs its last blocks only. Where the last
+        block is dropped, add those with several groups of any kind.
         """
         targets = dict.fromkeys(self._windows.targets())
         if self._drops:
@@ -315,7 +309,7 @@ class Estimator:
 
 
 def _usable(worker: RoutableWorker, blocks: int) -> int:
-    """Return how many of the leading blocks it holds a worker makes use of."""
+    """Return how many of the leading blocks that it holds a worker uses."""
     if not worker.prefix_caching:
         return 0
     return max(0, blocks - 1) if worker.drops_last_block else blocks
@@ -328,11 +322,11 @@ def _work(
     lacking: Sequence[MediaNeed],
     raw: Sequence[MediaNeed] | None = None,
 ) -> Work:
-    """Return what is left to do with ``overlap`` blocks cached.
+    """Return the remaining work with ``overlap`` blocks cached.
 
     Args:
-        lacking: media that have to be sent.
-        raw: media that are not encoded; those that lack unless given.
+        lacking: media to send.
+        raw: media to encode; ``lacking`` unless given.
     """
     cached = overlap * block_size
     raw = lacking if raw is None else raw

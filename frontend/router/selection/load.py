@@ -1,9 +1,7 @@
-"""How busy each target is, in tokens: from what we routed and what workers report.
+"""Load of each target in tokens, and which targets are busy.
 
-Our own requests are known at once and exactly. Of each other frontend's, workers report what
-they have: it counts until the next report, or until the report is too old.
-
-Also here: which targets are busy, so that they should get nothing more.
+Requests of this frontend are known at once and exactly. Workers report those of other frontends: a
+report counts until the next one, or until it expires.
 """
 
 import math
@@ -16,14 +14,14 @@ from common.request_plane.step_sums import RankStatus
 
 
 class TargetLoad(NamedTuple):
-    """Load of one target, foreign requests included.
+    """Load of one target, requests of other frontends included.
 
     Attributes:
         active: requests sent and not finished.
-        waiting: those of them in the worker's queue: as many as it last reported, and at least
-            those beyond what it can run at once.
+        waiting: requests in the worker's queue: as many as it last reported, and at least those
+            beyond its slots.
         prefill_tokens: prompt tokens still to compute, cached ones left out.
-        decode_tokens: tokens in the contexts of requests that are decoding.
+        decode_tokens: tokens in the contexts of decoding requests.
     """
 
     active: int
@@ -33,8 +31,8 @@ class TargetLoad(NamedTuple):
 
 
 class BusyThresholds(NamedTuple):
-    """When a target should get nothing more: the share of its KV cache that is more than this
-    in use, or so many prompt tokens that wait for prefill, 0 for any number.
+    """Thresholds above which a target gets no more requests: share of its KV cache in use, or
+    prompt tokens waiting for prefill (0 for no limit).
     """
 
     blocks_fraction: float = 1.0
@@ -67,7 +65,7 @@ REPORT_TTL_S: Final = 10.0
 
 
 class LoadTracker:
-    """Load of every registered target, and its price, kept up to date so that reading is cheap."""
+    """Load and price of every registered target, kept up to date so that reading is cheap."""
 
     def __init__(
         self,
@@ -94,9 +92,7 @@ class LoadTracker:
     def add(
         self, worker_id: WorkerId, targets: Sequence[Target], kv_tokens: int = 0, slots: int = 0
     ) -> None:
-        """Register a worker, whose ranks each have room for so many tokens and requests; 0 if
-        unknown.
-        """
+        """Register a worker; ``kv_tokens`` and ``slots`` are per rank, 0 if unknown."""
         self._ranks[worker_id] = tuple(targets)
         self._capacity[worker_id] = kv_tokens, slots or _MAX_SLOTS
         for target in targets:
@@ -124,8 +120,8 @@ class LoadTracker:
         """Note that a request was routed to a registered target.
 
         Args:
-            prefill_tokens: tokens it has to compute there before its first output.
-            prompt_tokens: tokens its context will hold then.
+            prefill_tokens: to compute there before its first output.
+            prompt_tokens: size of its context then.
         """
         self.finished(request_id)
         own = self._own[target]
@@ -157,7 +153,7 @@ class LoadTracker:
         self._update(request.target)
 
     def reported(self, worker_id: WorkerId, ranks: Iterable[RankStatus]) -> None:
-        """Take what a worker says of its ranks. Unknown workers and ranks are ignored."""
+        """Take a worker's report on its ranks. Unknown workers and ranks are ignored."""
         expires = self._clock() + self._report_ttl_s
         for report in ranks:
             target = Target(worker_id, report.rank)
@@ -183,8 +179,8 @@ class LoadTracker:
         return self._busy
 
     def shares(self, target: Target) -> tuple[TargetLoad, TargetLoad]:
-        """Return what we have on a target, and what others have, as last reported; nothing
-        where it is not registered. What waits there counts as theirs.
+        """Return the load by this frontend, and the load by others as last reported; zero if the
+        target is not registered. Queued requests count as theirs.
         """
         self._expire()
         own, report = self._own.get(target, _NOTHING), self._reports.get(target, _NO_REPORT)
@@ -231,8 +227,8 @@ class LoadTracker:
         limits = self._thresholds
         if 0 < limits.prefill_tokens <= load.prefill_tokens:
             return True
-        # The report says what is in use, whoever shares it; prompts in prefill will add to
-        # that. Contexts don't tell: they may share most of their blocks.
+        # The report has the actual use, sharing included; prompts in prefill will add to it.
+        # Contexts don't tell: they may share most of their blocks.
         tokens, _ = self._capacity[target.worker_id]
         coming = load.prefill_tokens / tokens if tokens else 0.0
         return bool(load.active) and kv_usage + coming > limits.blocks_fraction

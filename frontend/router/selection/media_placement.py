@@ -1,8 +1,8 @@
-"""Which media items each worker holds, and which its encoder need not encode again. No I/O.
+"""Media items that each worker holds, and those in its encoder cache. No I/O.
 
-Two kinds of knowledge of what is held, never mixed: what a worker *has acknowledged*, on which the
-frontend relies when it leaves bytes out, and what is *on its way*, which only makes
-that worker the better choice for the next request with the same item.
+Two kinds of knowledge are kept apart. The frontend leaves out bytes only of items that a worker
+*has acknowledged*. Items *on their way* only make that worker the better choice for the next
+request with the same item.
 """
 
 from collections import OrderedDict
@@ -15,20 +15,20 @@ from frontend.router.inputs import MediaNeed
 
 
 class MediaPlacement:
-    """An LRU list of media items per worker.
+    """LRU list of media items per worker.
 
     Args:
         capacity: items remembered per worker, and on their way to all workers; more than an
-            engine's cache of processed media holds. When a list is full the oldest entry goes:
-            one shipment too many at worst.
-        expect_s: seconds an item on its way counts as such.
+            engine's cache of processed media holds. Evicting an entry costs one redundant transfer
+            at worst.
+        expect_s: seconds for which an item counts as on its way.
     """
 
     def __init__(self, capacity: int = 10_000, expect_s: float = 5.0) -> None:
         self._capacity = capacity
         self._expect_s = expect_s
         self._held: dict[WorkerId, Lru[MmHash, MmHash]] = {}
-        # By item, since that is what a request asks for; and all in order of their age.
+        # Keyed by item for lookups by requests; ``_ages`` orders all by age.
         self._expected: dict[MmHash, dict[WorkerId, float]] = {}
         self._ages: OrderedDict[tuple[WorkerId, MmHash], float] = OrderedDict()
         self._workers: dict[MmHash, set[WorkerId]] = {}
@@ -48,7 +48,7 @@ class MediaPlacement:
                 self._unlink(worker_id, oldest)
 
     def nacked(self, worker_id: WorkerId, mm_hashes: Iterable[MmHash]) -> None:
-        """Note that a worker lacks these items, whatever was known: it evicted them."""
+        """Note that a worker evicted these items."""
         held = self._held.get(worker_id)
         for mm_hash in mm_hashes:
             if held is not None:
@@ -73,7 +73,7 @@ class MediaPlacement:
         return mm_hash in self._held.get(worker_id, ())
 
     def items(self, worker_id: WorkerId) -> list[MmHash]:
-        """Return those that the worker acknowledged, the least recently used first."""
+        """Return the items that the worker acknowledged, the least recently used first."""
         return [*self._held.get(worker_id, ())]
 
     def count(self, worker_id: WorkerId) -> int:
@@ -81,7 +81,7 @@ class MediaPlacement:
         return 0 if held is None else len(held)
 
     def holders(self, mm_hash: MmHash, now: float) -> set[WorkerId]:
-        """Return a new set of workers that hold the item or are about to."""
+        """Return a new set of the workers that hold the item or are about to."""
         workers = set(self._workers.get(mm_hash, ()))
         for worker_id, until in self._expected.get(mm_hash, {}).items():
             if until > now:
@@ -122,18 +122,17 @@ class MediaPlacement:
 
 
 _MAX_ITEMS: Final = 4_096
-"""Of one target, since a card may claim room for any number of tokens: an item takes this share of
-the room or more."""
+"""Limit per target, since a card may claim any number of tokens: an item takes this share of the
+room or more."""
 
 
 class EncodedMedia:
-    """For each target an LRU cache of as many items as its encoder cache has room for.
+    """For each target an LRU cache of the size of its encoder cache.
 
-    An engine keeps what its encoder made until it needs the room. It has little room: for as many
-    tokens as a step prefills. The last block that an item touches mostly holds text of the question
-    too, so a prompt whose picture is in the prefix cache has it encoded anew unless that is still
-    there. Of what other frontends send nothing is known.
-    Source: ``EncoderCacheManager`` of vLLM 0.32.0 and 0.33.0.
+    An engine evicts an encoding only when it needs the room, which is small: as many tokens as a
+    step prefills. The last block that an item touches mostly holds text of the question too, so a
+    prompt whose picture is in the prefix cache needs the encoding again. Requests of other
+    frontends are unknown. Source: ``EncoderCacheManager`` of vLLM 0.32.0 and 0.33.0.
     """
 
     def __init__(self) -> None:

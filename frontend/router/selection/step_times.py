@@ -1,15 +1,14 @@
-"""How fast each target computes prompts, learned from its engine's steps. No I/O.
+"""Speed of each target at computing prompts, learned from its engine's steps. No I/O.
 
 A step with prompts is taken to last::
 
     pace * (step + token * (prompt tokens prefilled + media tokens encoded))      milliseconds
 
-The rates ``step`` and ``token`` are the fleet's: medians over targets of what least squares say of
-each target's own steps. The pace is the target's: how many times longer its steps took than the
-fleet's rates say. A few steps at the fleet's rates count beside them, so that a target of which
-little is known counts as the others do. Old steps fade by the number of newer ones, and are
-forgotten when none come for a while. Rates and paces are positive and finite, whatever a worker
-reports.
+The rates ``step`` and ``token`` are the fleet's: medians over targets of least-squares fits to each
+target's own steps. The pace is the target's: how many times longer its steps took than the fleet's
+rates predict. A few steps at the fleet's rates are added as a prior, so that a little-known target
+counts as the others do. Old steps fade by the number of newer ones, and expire after a while
+without steps. Rates and paces are positive and finite, whatever a worker reports.
 """
 
 import math
@@ -29,54 +28,52 @@ from frontend.router.selection.load import TargetLoad
 
 
 class Rates(NamedTuple):
-    """What work takes, in milliseconds: a step, whatever it computes, and a token prefilled or
-    encoded.
-    """
+    """Milliseconds per step, whatever it computes, and per token prefilled or encoded."""
 
     step: float
     token: float
 
     def ms(self, steps: float, tokens: float) -> float:
-        """Return how long so many steps with so many tokens in all last."""
         return self.step * steps + self.token * tokens
 
 
 GUESS: Final = Rates(step=8.0, token=0.04)
-"""Of a model of seven billion parameters on one H100. It counts as a few steps of each target."""
+"""Rates of a model of seven billion parameters on one H100. They count as a few steps of each
+target."""
 
 MEMORY: Final = 1000.0
 """Newer steps after which a step counts for a third."""
 
 FORGET_S: Final = 30.0
-"""After so long without a step a target counts like the median again: judged by its past alone it
-would get no request while load is light, and could not show that it is no longer slow."""
+"""Time without a step after which a target counts like the median again. Otherwise a slow target
+would get no request while load is light, and could not show that it recovered."""
 
 ENOUGH_STEPS: Final = 20.0
-"""Steps of the whole fleet from which on paces count and first tokens are predicted."""
+"""Minimum steps of the whole fleet for paces to count and first tokens to be predicted."""
 
 _ENOUGH_OF_ONE: Final = 3.0
-"""Steps of one target from which on it counts for the fleet's rates."""
+"""Minimum steps of one target for it to count in the fleet's rates."""
 
 _TRUSTED_STEPS: Final = 3.0
-"""Steps as which expected rates count."""
+"""Weight of the prior, in steps."""
 
 _TRUSTED_TOKENS: Final = 1000.0
-"""Tokens of one half of them; the other half has none."""
+"""Tokens in each step of one half of the prior; the other half has none."""
 
 _PACES: Final = (1e-3, 1e6)
 
 _FREEDOM: Final = (0.05, 20.0)
-"""By which factor a rate may differ from the guess, scaled to the target's pace."""
+"""Bounds of a rate, as factors of the guess scaled to the target's pace."""
 
 _ROUNDED: Final = math.log(1.25)
-"""Costs use powers of 1.25: targets of one kind are equal there though their paces differ by noise,
-so that ties are broken at random and frontends do not all prefer the same target."""
+"""Costs use powers of 1.25: targets of one kind are equal although their paces differ by noise.
+Ties are then broken at random, and frontends do not all prefer the same target."""
 
 _REPORTS_A_FIT: Final = 4
-"""Times that the fleet's rates are fitted while every target reports once, at most."""
+"""Maximum fits of the fleet's rates while every target reports once."""
 
 _OVERHEAD_PACE: Final = 0.05
-"""How much of an error the expected overhead takes over."""
+"""Share of an error that the expected overhead takes over."""
 
 _MAX_OVERHEAD_MS: Final = 10_000.0
 
@@ -88,8 +85,8 @@ _NO_SUMS: Final[_Sums] = (0.0,) * 5
 
 @dataclass(slots=True)
 class _Known:
-    """What a target reported last, its steps' faded sums, the rates fitted to them, and when it
-    told of the last step.
+    """Last report of a target, faded sums over its steps, fitted rates, and the time of the last
+    report with a step.
     """
 
     last: _Sums = _NO_SUMS
@@ -99,7 +96,7 @@ class _Known:
 
 
 class StepTimes:
-    """The paces of all targets, and when first tokens are due."""
+    """Paces of all targets, and predictions of first tokens."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -110,7 +107,7 @@ class StepTimes:
         self.known = False
 
     def pace(self, target: Target, now: float) -> float:
-        """Return how many times longer a target takes than the median one; 1 if that is unknown."""
+        """Return how many times longer a target takes than the median one; 1 if unknown."""
         known = self._targets.get(target)
         if known is None or not self.known or _is_forgotten(known, now):
             return 1.0
@@ -120,7 +117,7 @@ class StepTimes:
         return math.exp(_ROUNDED * round(math.log(self.pace(target, now)) / _ROUNDED))
 
     def reported(self, worker_id: WorkerId, steps: Iterable[StepSums]) -> bool:
-        """Take what a worker's steps add up to by now; return whether all paces have changed."""
+        """Take the sums over a worker's steps; return whether all paces have changed."""
         before = self.fleet
         for sums in steps:
             known = self._add(Target(worker_id, sums.rank), sums)
@@ -139,17 +136,15 @@ class StepTimes:
     def first_token_ms(
         self, target: Target, load: TargetLoad, work: Work, now: float
     ) -> float | None:
-        """Predict after how many milliseconds the first token comes; None if too few steps are
-        known.
-        """
+        """Predict the milliseconds to the first token; None if too few steps are known."""
         if not self.known:
             return None
         tokens = load.prefill_tokens + work.prefill_tokens + work.media_tokens
         return self.pace(target, now) * self.fleet.ms(1, tokens) + self._overhead_ms
 
     def first_token_came(self, expected_ms: float, after_ms: float) -> None:
-        """Learn the overhead of everything but the engine from a first token that came."""
-        # At most what was expected: anything may delay a single request.
+        """Learn the overhead outside the engine from a first token."""
+        # Bound the error by the expectation: anything may delay a single request.
         error = min(after_ms - expected_ms, expected_ms)
         overhead_ms = self._overhead_ms + _OVERHEAD_PACE * error
         self._overhead_ms = min(max(overhead_ms, 0.0), _MAX_OVERHEAD_MS)
@@ -158,7 +153,8 @@ class StepTimes:
         sums = msgspec.structs.astuple(report)[1:]
         known = self._targets.get(target)
         if known is None or any(map(operator.lt, sums, known.last)):
-            # All that the engine did before we came, or since it began anew.
+            # The report covers all steps before this frontend started, or since the engine
+            # restarted.
             known = self._targets[target] = _Known()
         new = [told - before for told, before in zip(sums, known.last, strict=True)]
         if not new[0]:
