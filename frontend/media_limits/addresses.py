@@ -73,8 +73,8 @@ def is_public(address: Address) -> bool:
 
 
 def is_own(address: Address) -> bool:
-    """Return whether an address belongs to this machine, even a public one: connections to oneself
-    pass no firewall. Asks the kernel for the route; sends no packet.
+    """Return whether an address is this machine's, even a public one: connections to oneself pass
+    no firewall. Asks the kernel for the route; sends no packet.
     """
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with socket.socket(family, socket.SOCK_DGRAM) as probe:

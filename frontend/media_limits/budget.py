@@ -35,9 +35,7 @@ class Budget:
     """Budget of one resource. Thread-safe."""
 
     def __init__(self, total: int, unit: int, what: str) -> None:
-        """Limit concurrent reservations to ``total``. Messages show ``total / unit`` followed by
-        ``what``.
-        """
+        """Limit reservations to ``total``; messages show ``total / unit`` followed by ``what``."""
         self._total = total
         self._unit = unit
         self._what = what
@@ -87,10 +85,8 @@ class Budget:
 
 
 class Copies:
-    """Memory that decoders take briefly beside their output. Threads wait for their share.
-
-    Unlike a budget's, it returns by itself, so that one request of many large pictures need not
-    fail because of itself.
+    """Memory that decoders take briefly beside their output. Threads wait for their share: unlike a
+    budget's, it returns by itself, and one request of many large pictures can't starve itself.
     """
 
     def __init__(self, total: int) -> None:
@@ -106,9 +102,7 @@ class Copies:
 
     @contextmanager
     def share(self, amount: int) -> Iterator[None]:
-        """Hold a share while entered; block for it in FIFO order. Raises OverloadedError (429) on a
-        time-out.
-        """
+        """Hold a share; block for it in FIFO order. Raises OverloadedError (429) on a time-out."""
         turn = object()
         with self._changed:
             self._waiting.append(turn)

@@ -10,9 +10,7 @@ from common.errors import MmRouterError
 
 
 class MediaError(MmRouterError):
-    """Root of this package's errors: half a sentence without a full stop, and the ``outcome`` label
-    of ``mmrouter_media_fetches``.
-    """
+    """Root of these errors; ``outcome`` is the label of ``mmrouter_media_fetches``."""
 
     def __init__(self, reason: str, outcome: str) -> None:
         super().__init__(reason)
@@ -34,7 +32,7 @@ class RequestLimitError(RefusedError):
 
 
 class UnfetchableError(MediaError):
-    """The reference is valid, but its medium is unavailable; ``transient`` if a retry may succeed."""
+    """The reference is valid, but its medium is unavailable; a retry may help if ``transient``."""
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
 

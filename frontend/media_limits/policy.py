@@ -54,7 +54,6 @@ class FetchPolicy(BaseModel):
     Attributes:
         allowed_domains: hosts, or ``*.example.com`` for all subdomains; empty for any.
         local_root: directory whose files may be read, with symbolic links resolved.
-        rules: further conditions, of installed packages.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -154,9 +153,7 @@ class FetchPolicy(BaseModel):
         return self.allow_private or (is_public(parsed) and not is_own(parsed))
 
     def check_url(self, url: URL) -> None:
-        """Raise RefusedError for an http(s) URL that may not be fetched, before its host is looked
-        up.
-        """
+        """Raise RefusedError for a forbidden http(s) URL, before its host is looked up."""
         if url.scheme not in ("http", "https"):
             raise RefusedError("only http, https and data URLs are fetched")
         host = (url.raw_host or "").lower().removesuffix(".")
@@ -175,9 +172,7 @@ class FetchPolicy(BaseModel):
             rule.check(url)
 
     def redirect(self, url: URL, location: str) -> URL:
-        """Return the target of a redirect from its ``Location`` header. Raises RefusedError if it
-        may not be followed.
-        """
+        """Return a redirect's target, or raise RefusedError if it may not be followed."""
         check_text(location)
         target = parse_url(_joined(url, location))
         self.check_url(target)

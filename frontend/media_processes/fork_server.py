@@ -36,9 +36,7 @@ def main() -> None:
 
 
 def _serve(client: socket.socket) -> int | None:
-    """Return the file descriptor in each child. Return None in the server, when the frontend has
-    closed the socket and the last child has ended.
-    """
+    """Return the file descriptor in each child; None in the server, once all have ended."""
     children: dict[int, int] = {}  # pid by pidfd
     poll = select.poll()
     poll.register(client, select.POLLIN)
@@ -79,10 +77,8 @@ def _asked(client: socket.socket) -> int | None:
 
 
 def _end_with(frontend: int) -> None:
-    """End this process when the frontend of this pidfd does, even in the middle of a hanging batch.
-
-    ``PR_SET_PDEATHSIG`` won't do: it follows the thread that started this process. Nor will the
-    parent, which is a fork server.
+    """End this process when the frontend of this pidfd does, even during a hanging batch.
+    ``PR_SET_PDEATHSIG`` won't do: it follows a thread, and the parent is a fork server.
     """
 
     def wait() -> None:

@@ -36,7 +36,6 @@ class StartUp:
     Attributes:
         card: the fleet's contract.
         serve_args: vLLM's API server arguments.
-        arena: where to write tensors; None if there is none.
         log: as the frontend logs; None for Python's default.
     """
 
@@ -68,9 +67,7 @@ class Answer(Enum):
 
 @dataclass(frozen=True)
 class Result:
-    """One processed item, ready to be written: an envelope of :mod:`common.transfer.codec`, and the
-    bytes of each buffer.
-    """
+    """A processed item to write: an envelope of :mod:`common.transfer.codec`, and buffer sizes."""
 
     mm_hash: MmHash
     envelope: bytes
@@ -124,8 +121,8 @@ class Fault(Enum):
 
 @dataclass(frozen=True)
 class BatchFailed:
-    """A batch failed; the process continues. ``reason`` is for the user: the package if one is
-    missing, the medium if it takes too much memory.
+    """A batch failed; the process continues. ``reason`` is for the user: the missing package, or
+    the medium that takes too much memory.
     """
 
     fault: Fault

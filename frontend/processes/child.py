@@ -57,9 +57,7 @@ class Child:
         command: Sequence[str],
         on_message: "Callable[[Child, FromChild], None]",
     ) -> "Child":
-        """Start a process. ``on_message`` gets its messages after the plan. Raises OSError if this
-        host can't start another process.
-        """
+        """Start a process; ``on_message`` gets all messages but the plan. Raises OSError."""
         # vLLM would take the metrics of all processes for those of each.
         environment = {k: v for k, v in os.environ.items() if k != "PROMETHEUS_MULTIPROC_DIR"}
         ours, theirs = socket.socketpair()
@@ -106,8 +104,8 @@ class Child:
             self._protocol.send(message)
 
     def stop(self, *, at_once: bool) -> None:
-        """Tell it to end, by a message: the sender of this frontend's signal may have signalled all
-        its processes, and a second signal means at once.
+        """Tell it to end, by a message: it may have had the frontend's signal, and a second one
+        means at once.
         """
         self._told_to_stop = True
         if self.attached:
@@ -120,8 +118,8 @@ class Child:
         self._signal(signal.SIGKILL)
 
     async def kill_if_silent(self) -> None:
-        """Send heartbeats until cancelled, and kill a process that misses one: other processes wait
-        for its answers, and clients for requests that it accepted.
+        """Send heartbeats until cancelled, and kill a process that misses one: others wait for its
+        answers, and clients for requests that it accepted.
         """
         try:
             async with asyncio.timeout(START_S):

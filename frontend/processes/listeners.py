@@ -23,8 +23,8 @@ class ListenError(ConfigurationError): ...
 
 
 def listen(host: str | None, port: int, uds: str | None) -> list[socket.socket]:
-    """Listen on a Unix socket, or on a port of a host (None or empty for all addresses). Raises
-    ListenError.
+    """Listen on a Unix socket, or a host's port (all addresses without a
+    host). Raises ListenError.
     """
     place = uds if uds is not None else f"{host or '*'}:{port}"
     with contextlib.ExitStack() as opened:

@@ -1,5 +1,5 @@
-"""Messages between a frontend's processes and their parent, which relays questions of one process
-to all others. For one event loop.
+"""Messages between a frontend's processes and their parent, which relays
+questions. One event loop.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from common.aio.ipc import LARGEST
 
 
 class Plan(msgspec.Struct, frozen=True, tag="plan"):
-    """First message of a process: its needs, from its arguments. ``uds`` replaces host and port;
-    ``arena_bytes`` is 0 for no arena; ``arena_needed`` if it can't serve without one.
+    """First message of a process: its needs. ``uds`` replaces host and
+    port; 0 bytes for no arena.
     """
 
     host: str | None
@@ -26,11 +26,8 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
 
 class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
     """Resources for a process. Descriptors travel along: of the connection counts, of the listening
-    sockets, and last of the arena's connection, if there is one.
-
-    Attributes:
-        offer: of the arena, as JSON; None without one.
-        alone: no other process listens yet, so this one does before it is ready.
+    sockets, and last of the arena's connection, if any. ``alone`` if no other process listens yet,
+    so that this one does before it is ready.
     """
 
     offer: bytes | None
@@ -119,9 +116,7 @@ class Questions:
     def __init__(
         self, others: Callable[[], set[Asker]], own: Callable[[str], bytes | None]
     ) -> None:
-        """Pass questions to all ``others``, the asker included; ``own`` returns the parent's answer
-        on a topic.
-        """
+        """Pass questions to all ``others``, the asker included; ``own`` is the parent's answer."""
         self._others = others
         self._own = own
         self._numbers = count(1)

@@ -79,9 +79,7 @@ class CannotServeError(Exception):
 
 class Parent:
     def __init__(self, command: Sequence[str], count: int, drain_timeout_s: float) -> None:
-        """Keep ``count`` processes of a command; at the end their requests have
-        ``drain_timeout_s``.
-        """
+        """Keep ``count`` processes; at the end their requests have ``drain_timeout_s``."""
         self._command = command
         self._count = count
         self._drain_timeout_s = drain_timeout_s
@@ -255,8 +253,8 @@ class Parent:
 
 
 def run_processes(argv: Sequence[str]) -> int | None:
-    """Run as the parent of several processes, if several are requested; return the exit status.
-    Return None if this process is to serve, also on wrong arguments: the full parser reports those.
+    """Run as the parent and return the exit status; None if this process is to serve, also on wrong
+    arguments, which the full parser reports.
     """
     if MEMBER in os.environ:
         return None

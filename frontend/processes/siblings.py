@@ -49,12 +49,8 @@ class Told(NamedTuple):
 
 
 class Siblings:
-    """The other processes, and this one's shared resources.
-
-    Attributes:
-        count: processes, this one included.
-        arena: shared by all; None if there is none.
-        alone: whether no other process listens yet.
+    """The other processes, and this one's shared resources. ``count`` includes this process;
+    ``alone`` if no other listens yet.
     """
 
     def __init__(self, name: str, processes: int, end: socket.socket) -> None:
@@ -76,9 +72,7 @@ class Siblings:
 
     @classmethod
     def join(cls) -> "Siblings | None":
-        """Return this process's place among several, or None. Exits with status 1 if its parent is
-        gone.
-        """
+        """Return this process's place among several, or None. Exits if its parent is gone."""
         if MEMBER not in os.environ:
             return None
         parent, index, processes, descriptor = os.environ.pop(MEMBER).split()
@@ -88,8 +82,8 @@ class Siblings:
         return cls(index, int(processes), socket.socket(fileno=int(descriptor)))
 
     def begin(self, plan: Plan) -> None:
-        """Send the plan and block for the resources: not on an event loop. Raises
-        ConfigurationError if the parent is gone or ending.
+        """Send the plan and block for the answer: not on an event loop. Raises ConfigurationError
+        if the parent is gone or ending.
         """
         self._end.sendall(frame(plan))
         data, descriptors, _, _ = socket.recv_fds(

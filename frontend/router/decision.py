@@ -14,11 +14,8 @@ CLIENT_ID_LENGTH = 256
 
 
 class Considered(NamedTuple):
-    """A candidate target, with its work, load and cost at the time of the decision.
-
-    Attributes:
-        cost: in tokens of the fleet's median worker.
-        first_token_ms: expected time to the first output; None if too little is known.
+    """A candidate with its load at decision time; the cost is in tokens of the fleet's median
+    worker.
     """
 
     target: Target
@@ -96,9 +93,7 @@ class Decision(msgspec.Struct):
         return Target(self.worker_id, self.rank)
 
     def as_json(self, candidates: int | None = None) -> dict[str, object]:
-        """Return JSON-able builtins under the client's id. Limit the cheapest candidates to
-        ``candidates``; the chosen one is always included.
-        """
+        """Return JSON-able builtins with ``candidates`` cheapest candidates and the chosen one."""
         built: dict[str, object] = msgspec.to_builtins(msgspec.structs.replace(self, considered=[]))
         built["request_id"] = built.pop("client_id")
         del built["considered"], built["work"]
@@ -130,8 +125,8 @@ class DecisionLog:
         return self._by_id.get(request_id)
 
     def find(self, response_id: str) -> list[Decision]:
-        """Return the decisions for an API response, oldest first. One response can have several
-        requests, each with a suffix to its id, and clients may reuse an id.
+        """Return the decisions for an API response, oldest first: a response may have several
+        requests, with suffixed ids, and clients may reuse ids.
         """
         prefix = response_id[:CLIENT_ID_LENGTH]
         return [one for one in self._decisions if one.client_id.startswith(prefix)]

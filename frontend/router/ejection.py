@@ -29,9 +29,7 @@ fails a request a minute."""
 
 
 class Circuit(StrEnum):
-    """State of a circuit: closed passes requests, open passes no request, half-open passes one
-    trial.
-    """
+    """Closed passes requests; open passes no request; half-open passes one trial."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -40,14 +38,8 @@ class Circuit(StrEnum):
 
 @dataclass(slots=True)
 class _Record:
-    """Failure record of a worker.
-
-    Attributes:
-        failures: consecutive failed requests.
-        relapses: ejections since the record was clean.
-        due: end of the time-out.
-        came_back: time at which the circuit closed again.
-        on_trial: the single request of a half-open circuit.
+    """Failure record: ``relapses`` counts ejections since it was clean,
+    ``due`` ends the time-out.
     """
 
     incarnation: Incarnation
@@ -61,9 +53,7 @@ class _Record:
 
 
 class Ejection:
-    """Circuits of all workers; a worker that never failed takes no memory. ``chance`` is the source
-    of jitter.
-    """
+    """Circuits of workers; a worker that never failed takes no memory. ``chance`` draws jitter."""
 
     def __init__(
         self,
@@ -110,17 +100,13 @@ class Ejection:
             del self._records[worker_id]
 
     def routed(self, worker_id: WorkerId, request_id: RequestId) -> None:
-        """Note that a request was sent to the worker; a half-open circuit admits no other
-        meanwhile.
-        """
+        """Note that a request was sent; a half-open circuit admits no other meanwhile."""
         record = self._records.get(worker_id)
         if record is not None and record.circuit is Circuit.HALF_OPEN:
             record.on_trial = request_id
 
     def ended(self, worker_id: WorkerId, request_id: RequestId) -> None:
-        """Note that a request ended, perhaps without a result that counts for or against the
-        worker.
-        """
+        """Note a request's end, even one that says nothing about the worker."""
         record = self._records.get(worker_id)
         if record is not None and record.on_trial == request_id:
             record.on_trial = None

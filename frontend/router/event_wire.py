@@ -60,7 +60,6 @@ class Stored(NamedTuple):
     """Blocks entered a cache.
 
     Attributes:
-        group: KV cache group.
         need: which blocks of this group a hit needs.
         window: tokens of a sliding window; 1 if only the last block matters.
         kind: vLLM's word for the group.
@@ -155,11 +154,8 @@ def decode_sequence(frame: bytes) -> int:
 
 
 def decode_batch(payload: bytes) -> EventBatch:
-    """Decode one message, leaving out blocks in storage shared between workers.
-
-    Raises:
-        MalformedEventError: not a batch of KV events, or hashes of another kind than
-            :mod:`frontend.router.hashing.block_hasher` computes.
+    """Decode one message, leaving out blocks in storage shared between workers. Raises
+    MalformedEventError, also for hashes that ``block_hasher.py`` does not compute.
     """
     try:
         batch = _batches.decode(payload)

@@ -93,7 +93,7 @@ class InFlight:
         self._roster.media.expect(target.worker_id, media, now)
 
     def first_token(self, request_id: RequestId, realised_cached_tokens: int = 0) -> None:
-        """Note a request's first output, and the prompt tokens that its engine took from its cache."""
+        """Note a request's first output, and the prompt tokens taken from the engine's cache."""
         self._roster.load.first_token(request_id)
         routed = self._routed.get(request_id)
         if routed is not None:
@@ -131,8 +131,8 @@ class InFlight:
             self._roster.served(decision.target, routed.routed_at)
 
     def failed(self, decision: Decision, error: MmRouterError) -> None:
-        """Note that a request failed on the worker's run that was chosen, not on a successor of its
-        name. Count it against the worker if the error blames it.
+        """Count a failure against the worker if the error blames it and that same run is still
+        here.
         """
         worker_id, run = decision.worker_id, decision.incarnation
         if error.blames_worker and self._roster.has(worker_id, run):

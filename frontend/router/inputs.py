@@ -16,9 +16,7 @@ from frontend.router.hashing import (
 
 
 class MediaNeed(NamedTuple):
-    """One media item of a request: its place in the prompt, encoder tokens, and bytes of its
-    processed tensors.
-    """
+    """One media item of a request, with the number of encoder tokens and bytes of its tensors."""
 
     mm_hash: MmHash
     span: MediaSpan
@@ -34,7 +32,6 @@ class RoutingRequest:
         request_id: unique id of the engine call.
         token_ids: the prompt; zeros where embeddings stand for tokens.
         media: by offset, as vLLM keeps them.
-        embeds: embeddings that stand for some or all tokens.
         reads_cache: whether the engine may use its prefix cache; False with prompt
             log-probabilities, for instance.
         hashes: result of an earlier :meth:`Router.hash`, computed in another thread.
@@ -68,17 +65,15 @@ class EventSource:
 
 @dataclass(frozen=True, slots=True)
 class RoutableWorker:
-    """A worker as the router sees it; built from its card.
+    """A worker as the router sees it, built from its card. Capacities are per rank, 0 if unknown.
 
     Attributes:
-        incarnation: its run. Adding a worker under a known name with another incarnation forgets
-            everything of the one before.
+        incarnation: adding another incarnation of a known worker forgets everything of the one
+            before.
         ranks: data-parallel ranks that take requests.
         hash_algorithm: vLLM's ``prefix_caching_hash_algo``.
         none_hash: parent of first blocks.
-        kv_tokens: capacity of one rank's KV cache in tokens, 0 if unknown.
-        max_num_seqs: requests that one rank runs at once, 0 if unknown.
-        encoder_tokens: capacity of one rank's encoder cache in tokens, 0 if unknown.
+        encoder_tokens: capacity of the encoder cache.
         drops_last_block: whether its engine recomputes the last block of a hit, as with EAGLE and
             MTP drafting.
         drops_in_windows: whether it does so in windowed groups too, where there are other groups.
@@ -124,8 +119,8 @@ class RoutableWorker:
         return (last,)
 
     def window_peek(self, *, alone: bool) -> int:
-        """Return how many blocks beyond its end a hit needs in windowed groups; ``alone`` if there
-        are no other groups.
+        """Return how many blocks beyond its end a hit needs in windowed groups, the only ones if
+        ``alone``.
         """
         return int(self.drops_last_block and (alone or self.drops_in_windows))
 

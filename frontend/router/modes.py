@@ -18,15 +18,11 @@ from frontend.router.selection import TargetLoad
 
 
 class Situation(NamedTuple):
-    """Input of a mode: at least two candidates, in a stable order.
+    """Input of a mode: at least two candidates, each a worker and rank, in a stable order.
 
     Attributes:
-        request: the request to place.
-        targets: the candidates: a worker and a data-parallel rank each.
         costs: of the request at each, in tokens of prefill, load included.
-        loads: current load of each.
         slots: requests that each runs at once, 0 if unknown.
-        random: the router's generator.
     """
 
     request: RoutingRequest
@@ -37,9 +33,7 @@ class Situation(NamedTuple):
     random: random.Random
 
     def least(self, costs: Sequence[float]) -> int:
-        """Return the position of the least cost. Break ties at random: frontends that break ties
-        alike would pile up on one target.
-        """
+        """Return the position of the least cost. Random ties keep frontends from piling up."""
         least = min(costs)
         if costs.count(least) == 1:
             return costs.index(least)
@@ -52,8 +46,8 @@ class Situation(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Position of the chosen candidate, and a constant word for the reason; empty stands for the
-    mode's name.
+    """Position of the chosen candidate, and a constant word why; empty
+    stands for the mode's name.
     """
 
     position: int

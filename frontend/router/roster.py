@@ -39,9 +39,7 @@ _SWEEP_SLICE = 2_000
 
 
 class Feed(Protocol):
-    """Keep the indexes in step with the cache of one incarnation of a worker: over ZMQ, or without
-    sockets in tests and simulations.
-    """
+    """Keep the indexes in step with the cache of one incarnation of a worker."""
 
     def start(self) -> None:
         """Start. Must not wait for the worker."""
@@ -53,14 +51,10 @@ class Feed(Protocol):
         """Return how far the index of a rank can be trusted."""
 
     def served(self, rank: int, routed_at: float) -> None:
-        """Note that a request routed at a monotonic time, which must have stored blocks, ended on a
-        rank.
-        """
+        """Note the end of a request that must have stored blocks, routed at a monotonic time."""
 
     def emptied(self, at: float) -> None:
-        """Note when the worker cleared its blocks on all ranks: seconds since the epoch by its
-        clock, 0 for never.
-        """
+        """Note when the worker cleared all its blocks: epoch seconds by its clock, 0 for never."""
 
     def tick(self, now: float) -> None:
         """Check time-outs; called a few times a second with monotonic seconds."""
@@ -106,14 +100,7 @@ class _Held(NamedTuple):
 
 
 class Roster:
-    """The workers and their state.
-
-    Attributes:
-        workers: by name, a live view.
-        hashers: one for each scheme in use, a live view.
-        encoded: media in the workers' encoder caches.
-        times: step times of each target.
-    """
+    """The workers and their state. ``workers`` and ``hashers`` (by scheme) are live views."""
 
     def __init__(
         self, settings: RouterSettings, clock: Callable[[], float], feeds: FeedMaker
@@ -140,8 +127,8 @@ class Roster:
         self._housekeeper: asyncio.Task[None] | None = None
 
     async def add(self, worker: RoutableWorker) -> None:
-        """Add a worker and follow its KV events; its state is ``degraded`` until they are complete.
-        Raises ConfigurationError if its block hashes can't be computed here.
+        """Add a worker; its state is ``degraded`` until its KV events are complete. Raises
+        ConfigurationError if its block hashes can't be computed here.
         """
         known = self._workers.get(worker.worker_id)
         if known == worker:
@@ -248,8 +235,8 @@ class Roster:
         return {knowledge: states[knowledge] for knowledge in Knowledge}
 
     def blocks_emptied(self, worker_id: WorkerId, at: float) -> None:
-        """Note when a worker cleared its blocks: seconds since the epoch by its clock, 0 for never.
-        Its events say so only with the engine's next step.
+        """Note when a worker cleared its blocks (epoch seconds by its clock, 0 for never): its
+        events say so only with the engine's next step.
         """
         feed, worker = self.feeds.get(worker_id), self._workers.get(worker_id)
         if feed is not None:
@@ -276,9 +263,6 @@ class Roster:
             paces[positions[target]] = self.times.rounded_pace(target, now)
 
     def served(self, target: Target, routed_at: float) -> None:
-        """Note that a request routed at a monotonic time, which must have stored blocks, ended on a
-        target; its events should follow.
-        """
         feed = self.feeds.get(target.worker_id)
         if feed is not None:
             feed.served(target.rank, routed_at)

@@ -34,18 +34,14 @@ CANDIDATES: Final = 16
 class Router:
     """Decide where requests run.
 
-    Args:
-        feeds: followers of workers' caches; KV events over ZMQ unless given.
-        seed: of random choices, for reproducible ones.
+    Its parts are told directly: ``media`` of acks and nacks, ``load`` of reports, ``ejection`` of
+    lost links, ``in_flight`` of first tokens, failures and ends. ``seed`` makes random choices
+    reproducible.
 
     Attributes:
-        media: items that workers hold; told of acks and nacks.
-        load: of every target; told of workers' reports.
-        ejection: circuits; told of lost links.
         drained: runs of workers that an operator drains. They finish their requests, also if lost
             for a while or not yet present. A later run serves.
         resting: workers that report being paused or asleep.
-        in_flight: told of first tokens, failures and ends.
     """
 
     def __init__(
@@ -97,7 +93,7 @@ class Router:
 
         Args:
             exclude: workers not to consider, such as those that failed on it before.
-            accepted: whether it was accepted before, and is not refused because all are busy.
+            accepted: never refuse the request because all workers are busy.
 
         Raises:
             NoWorkerError: no worker is left.
@@ -175,10 +171,8 @@ class Router:
         return self.drained.keys() & workers.keys()
 
     def _fit(self, candidates: Candidates, accepted: bool) -> Candidates:
-        """Return the candidates that are neither ejected nor busy.
-
-        If all are ejected, return the least bad as a last resort. If all are busy, raise
-        FleetBusyError unless the request was accepted before.
+        """Return the candidates that are neither ejected nor busy. If all are ejected, return the
+        least bad. If all are busy, raise FleetBusyError unless the request was accepted before.
         """
         if unusable := self.ejection.unusable():
             trusted = candidates.without(unusable)

@@ -24,8 +24,8 @@ def key_of(adapter: Adapter) -> LoraKey:
 
 
 class Adapters:
-    """Adapters of serving workers. ``requests`` maps names to the objects that vLLM's server
-    attaches to requests; it is changed in place, since vLLM's server keeps it.
+    """Adapters of serving workers; ``requests`` is changed in place, since
+    vLLM's server keeps it.
     """
 
     def __init__(self) -> None:

@@ -32,9 +32,7 @@ class Contract:
     def __init__(
         self, vllm_version: str, key: FleetKey | None = None, *, trust_remote_code: bool = False
     ) -> None:
-        """Accept any model. Without a key, workers must be on this host and have no key either.
-        ``trust_remote_code`` lets models run their own code in this process.
-        """
+        """Accept any model. Without a key, workers must be on this host and have none either."""
         self._vllm_version = vllm_version
         self._key = key
         self._trust_remote_code = trust_remote_code
@@ -73,9 +71,7 @@ class Contract:
 
 
 def nobody(refused: int) -> NoWorkerError:
-    """Return the error for users when no worker is available. Only operators may see why some are
-    refused.
-    """
+    """Return the error for users. Only operators may see why workers are refused."""
     if not refused:
         return NoWorkerError("no worker is available: none has registered yet, or all are gone")
     return NoWorkerError(
@@ -92,9 +88,7 @@ class Refusals:
         self._endpoints: dict[Run, str] = {}
 
     def add(self, run: Run, error: CardError, card: WorkerCard | None = None) -> None:
-        """Refuse a run, replacing an earlier reason. ``card`` has the endpoint for the notice; omit
-        it if the card is unauthenticated.
-        """
+        """Refuse a run, replacing an earlier reason; pass ``card`` unless it may be forged."""
         if card is not None and not isinstance(error, CardKeyError):
             self._endpoints[run] = card.request_endpoint
         else:
@@ -139,9 +133,7 @@ LEAVE_S: Final = 0.5  # how long a message has to leave, before the next worker 
 async def tell_refused(
     notices: Callable[[], Iterable[Notice]], frontend: str, key: FleetKey | None
 ) -> None:
-    """Tell refused workers why, for their logs, one after the other, repeatedly until cancelled.
-    ``frontend`` names this frontend in words.
-    """
+    """Tell refused workers why, for their logs, repeatedly until cancelled."""
     codec: Codec[ToFrontend] = Codec(ToFrontend)
     while True:
         if told := [

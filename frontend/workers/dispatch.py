@@ -86,9 +86,7 @@ class Dispatch:
             self._reader.set_result(None)
 
     def left(self) -> None:
-        """Drop unread answers: the task of the request is gone, and the worker's last answer may be
-        far.
-        """
+        """Drop unread answers: their reader is gone, and the worker's last answer may be far."""
         self._take = None
         self._answers.clear()
 

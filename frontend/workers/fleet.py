@@ -58,9 +58,8 @@ class Fleet:
         trust_remote_code: bool = False,
         refusals: Refusals | None = None,
     ) -> None:
-        """Start without workers. Without a key, workers must be on this host and have no key
-        either. ``trust_remote_code`` lets models run their own code here. ``refusals`` may be
-        shared by all fleets.
+        """Start without workers. Without a key, workers must be on this
+        host and have none either.
         """
         self.router = router
         self.contract = Contract(vllm_version, key, trust_remote_code=trust_remote_code)
@@ -83,9 +82,7 @@ class Fleet:
         return any(True for _ in self.members.available())
 
     def link(self, worker_id: WorkerId) -> WorkerLink:
-        """Return the link to the member that serves under a worker id. Raises WorkerLostError if
-        there is none.
-        """
+        """Return the link to a serving worker. Raises WorkerLostError if there is none."""
         holder = self.members.holder(worker_id)
         if holder is None or holder.link is None:
             raise WorkerLostError(f"worker {worker_id} is not connected")
@@ -206,9 +203,7 @@ class Keeper:
         *,
         stall_s: float,
     ) -> None:
-        """Start without members. A worker that is silent on all of its requests for ``stall_s`` is
-        given up.
-        """
+        """Give up a worker that is silent on all of its requests for ``stall_s``."""
         self._members = members
         self._serving = serving
         self._refusals = refusals

@@ -53,8 +53,8 @@ class Fleets:
         *,
         most: int | None,
     ) -> None:
-        """Make fleets for at most ``most`` models whose cards fit ``terms``; None for single-model
-        mode.
+        """Make fleets for at most ``most`` models that fit ``terms``; None
+        for single-model mode.
         """
         self.refusals = Refusals()
         self.departures = Departures()
@@ -210,9 +210,7 @@ class Fleets:
         return next((one for one in self._here if one.names == card.served_model_names), None)
 
     def _check_worker_id(self, run: Run, card: WorkerCard, fleet: Fleet | None) -> None:
-        """Raise CardNameError if another model has the worker id: state kept by it is shared by all
-        models.
-        """
+        """Raise CardNameError if another model has the worker id: all models share its records."""
         for other in (*self._here, *self._leaving):
             if other is not fleet and card.worker_id in other.members.names:
                 self._namesakes.add(run)
@@ -222,9 +220,7 @@ class Fleets:
                 )
 
     def _check_room(self, card: WorkerCard) -> None:
-        """Raise CardError if another model would exceed the limit or be confused with a present
-        one.
-        """
+        """Raise CardError for a model beyond the limit or confusable with a present one."""
         others = [*self._here, *self._leaving]
         for other in others:
             theirs = other.contract.first
@@ -243,9 +239,7 @@ class Fleets:
             )
 
     def _look_again(self, runs: Iterable[Run]) -> None:
-        """Reconsider cards without a fleet, in the next iteration of the event loop: callers are in
-        the middle of a change.
-        """
+        """Reconsider cards without a fleet, soon: callers are in the middle of a change."""
         if self._closed:
             return
         if self._look_at is None:
@@ -282,10 +276,8 @@ def _check_names(card: WorkerCard) -> None:
 
 
 def _check_apart(ours: WorkerCard, theirs: WorkerCard) -> None:
-    """Raise CardIncompatibleError if process-wide settings differ, or media of two models could be
-    mixed up.
-
-    vLLM names processed media by the model's path, not by other arguments of a worker.
+    """Raise CardIncompatibleError if process-wide settings differ, or media could be mixed up: vLLM
+    names processed media by the model's path, not by other arguments of a worker.
     """
     if ours.environment != theirs.environment:
         raise CardIncompatibleError(
@@ -299,8 +291,8 @@ def _check_apart(ours: WorkerCard, theirs: WorkerCard) -> None:
 
 
 async def follow(watcher: CardWatcher, apply: Callable[[CardChange], None]) -> None:
-    """Follow discovery until cancelled. Raises DiscoveryError if cards are unreadable or untrusted
-    at first sight.
+    """Follow discovery until cancelled. Raises DiscoveryError if
+    unreadable or untrusted at first.
     """
 
     turns = Turns()

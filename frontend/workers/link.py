@@ -117,8 +117,8 @@ class WorkerLink:
         stall_s: float = 120.0,
         on_terms: Callable[[bytes], None] = lambda _: None,
     ) -> None:
-        """Treat a worker that is silent on all of its requests for ``stall_s`` as stalled.
-        ``on_terms`` gets its answers to :meth:`offer`.
+        """Count ``stall_s`` of silence on all requests as a stall; ``on_terms`` gets replies to
+        offers.
         """
         self.card = card
         self.reply = b""
@@ -145,9 +145,8 @@ class WorkerLink:
         self._last_answer = 0.0
 
     async def open(self, offer: bytes) -> None:
-        """Connect and greet; afterwards ``reply`` holds the worker's answer to the transfer offer.
-        Raises WorkerLostError on a time-out, ProtocolVersionError if the worker speaks another
-        version.
+        """Connect and greet; ``reply`` then answers the transfer offer. Raises WorkerLostError on a
+        time-out, ProtocolVersionError if the worker speaks another version.
         """
         with undo_on_error(self._close_socket):
             self._connect()
@@ -198,22 +197,20 @@ class WorkerLink:
         return asyncio.create_task(watched, name=f"{what}-{self.card.worker_id}")
 
     async def offer(self, offer: bytes) -> None:
-        """Offer other transports than at opening. Raises WorkerBusyError if the send queue is full."""
+        """Offer other transports than at opening. Raises WorkerBusyError if the queue is full."""
         if not self._lost.done():
             await self._send(Offer(offer))
 
     async def figures(self) -> bytes:
-        """Return the worker's own metrics, empty if too large. Has no time-out.
-
-        Raises the errors of :meth:`offer`, and WorkerLostError if the link is closed.
+        """Return the worker's own metrics, empty if too large. Has no time-out. Raises the errors
+        of :meth:`offer`, and WorkerLostError if the link is closed.
         """
         return await self._figures.ask(lambda number: self._send(AskFigures(number)))
 
     async def operate(self, operation: Operation) -> Operated:
         """Run an operation on the worker's engine. Has no time-out; cancelling the wait does not
-        cancel the operation.
-
-        Raises the errors of :meth:`offer`, and WorkerLostError if the worker is lost meanwhile.
+        cancel it. Raises the errors of :meth:`offer`, and WorkerLostError if the worker is lost
+        meanwhile.
         """
         if len(self._operations) >= MOST_OPERATIONS:
             raise WorkerBusyError(f"{MOST_OPERATIONS} operations wait for its answer already")
@@ -282,9 +279,7 @@ class WorkerLink:
                 await asyncio.shield(self._abort(request_id))
 
     async def supply(self, request_id: RequestId, handles: Sequence[MediaHandle]) -> None:
-        """Send media that the worker asked for. Takes over the handles. Raises the errors of
-        :meth:`offer`.
-        """
+        """Send media that the worker asked for; take over the handles. Raises as :meth:`offer`."""
         dispatch = self._dispatches.get(request_id)
         if dispatch is None:
             for handle in handles:

@@ -53,9 +53,7 @@ OfferTo = Callable[[bytes], Awaitable[None]]
 
 @dataclass
 class ReachedWorker:
-    """A connected worker: its answer to the last offer, its transport, and the function that sends
-    it another offer (None if it takes none).
-    """
+    """A connected worker: its last answer, its transport, and how to send it another offer."""
 
     terms: TransferReply
     choice: TransportChoice
@@ -63,15 +61,15 @@ class ReachedWorker:
 
 
 class MediaSender:
-    """Sender of media items to workers. ``started`` holds transports that take a second to start:
-    with the first worker that needs one, unless no other transport is allowed.
+    """Sender of media items. ``started`` holds transports that take a second to start: with the
+    first worker that needs one, unless no other transport is allowed.
     """
 
     def __init__(
         self, arena: ArenaAccess | None, mode: TransferMode, network: NixlNetwork | None = None
     ) -> None:
-        """Send from shared memory, or all inline without an arena. Networks default to this host
-        only. Raises ConfigurationError if the only allowed transport is unavailable.
+        """Send all inline without an arena. Raises ConfigurationError if the only allowed transport
+        is unavailable.
         """
         self._arena = arena
         self._mode = mode
@@ -95,8 +93,8 @@ class MediaSender:
     def create(
         cls, arena_bytes: int, mode: TransferMode, network: NixlNetwork | None = None
     ) -> "MediaSender":
-        """Make the arena, which takes as long as touching all its pages. Raises ConfigurationError
-        if shared memory or NIXL is required but unavailable.
+        """Make the arena, touching all its pages. Raises ConfigurationError if shared memory or
+        NIXL is required but unavailable.
         """
         reap_orphans()
         if mode is TransferMode.DISABLED:

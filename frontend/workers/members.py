@@ -34,10 +34,8 @@ class Run(NamedTuple):
 
 
 class Departure(NamedTuple):
-    """The end of a worker, at ``at`` seconds since the epoch.
-
-    Attributes:
-        left: it announced its shutdown, or withdrew its card without a link; otherwise it was lost.
+    """The end of a worker, at epoch seconds. ``left`` if it announced its shutdown, or withdrew its
+    card without a link; otherwise it was lost.
     """
 
     card: WorkerCard
@@ -122,12 +120,8 @@ class Roll(Protocol):
 
 
 class Members:
-    """Members by run, and the worker ids that they hold.
-
-    Attributes:
-        names: by worker id, until its last member is gone for good.
-        left: called when a member was removed or a name forgotten.
-        departures: members that are gone for good.
+    """Members by run, and their worker ids (``names``), kept until the last member is gone for
+    good. ``left`` is called when a member was removed or a name forgotten.
     """
 
     def __init__(self) -> None:
@@ -178,9 +172,7 @@ class Members:
                 yield name.holder
 
     def shown(self) -> list[Member]:
-        """Return every worker with a fitting card; of several incarnations under one worker id, the
-        connected ones.
-        """
+        """Return the workers; of several incarnations under one id, the connected ones."""
         return [
             member
             for member in self._members.values()
@@ -196,9 +188,7 @@ SHOWN_S: Final = 120.0
 
 
 class Serving:
-    """Keep router and media sender informed of serving members; ``arrival`` is set once the next
-    worker has joined.
-    """
+    """Keep router and media sender informed; ``arrival`` is set once the next worker has joined."""
 
     def __init__(self, members: Members, router: Router, media_sender: MediaSender) -> None:
         self._members = members

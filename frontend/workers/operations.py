@@ -41,9 +41,7 @@ def those_called(members: Roll, worker_id: WorkerId | None) -> list[Member]:
 async def perform(
     members: Iterable[Member], operation: Operation, timeout_s: float
 ) -> list[Performed]:
-    """Run an operation on workers concurrently; return the outcomes in their order. ``timeout_s``
-    applies to each.
-    """
+    """Run an operation on workers concurrently, with a time-out for each; keep their order."""
     turns = asyncio.Semaphore(AT_ONCE)
 
     async def one(member: Member) -> Performed:
@@ -92,7 +90,7 @@ class WorkerPage(NamedTuple):
 
 async def ask_for_pages(members: Roll, take: Callable[[WorkerPage], Awaitable[None]]) -> None:
     """Ask all serving workers for their metrics; count missing pages by reason. ``take`` gets the
-    pages in any order and several at a time; its errors are raised in a group.
+    pages in any order, several at a time; its errors are raised in a group.
     """
     slots, left = asyncio.Semaphore(MAX_PAGES), MAX_PAGES_BYTES
 

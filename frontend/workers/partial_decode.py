@@ -19,8 +19,8 @@ Logprobs: TypeAlias = FlatLogprobs | Sequence[Mapping[int, Logprob] | None]
 
 
 class Missing(NamedTuple):
-    """An unreadable answer. ``request_id`` is empty if unknown; ``last`` if the worker has ended
-    the request with it.
+    """An unreadable answer; ``request_id`` is empty if unknown, ``last``
+    if the request has ended.
     """
 
     request_id: RequestId
@@ -114,16 +114,14 @@ def _is_json(value: object) -> bool:
 
 
 def _are_numbers(logprobs: Logprobs) -> bool:
-    """Return whether all values are numbers; minus infinity, for an impossible token, is allowed."""
+    """Return whether all are numbers; minus infinity, for an impossible token, is one."""
     if isinstance(logprobs, FlatLogprobs) and not _follow_each_other(logprobs):
         return False
     return all(value < math.inf for value in _values(logprobs))  # false for NaN too
 
 
 def _follow_each_other(flat: FlatLogprobs) -> bool:
-    """Return whether the positions partition the values in order. Overlaps would multiply the work:
-    3,000 positions over all values are 9 million.
-    """
+    """Return whether positions partition the values: 3,000 overlapping ones could be 9 million."""
     count = len(flat.logprobs)
     lists = (flat.token_ids, flat.ranks, flat.decoded_tokens)
     return (

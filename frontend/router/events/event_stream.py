@@ -97,13 +97,7 @@ class WaitingRoom:
 
 
 class EventStream:
-    """State machine of one rank.
-
-    Args:
-        label: name of the stream in log lines.
-        silence_s: allowed silence of a serving worker, in seconds.
-        waiting_bytes: limit of live messages buffered during a replay.
-    """
+    """State machine of one rank; ``label`` is its name in log lines."""
 
     def __init__(
         self,
@@ -199,8 +193,8 @@ class EventStream:
         return None
 
     def go_on(self) -> bool:
-        """Apply more of the pending large events; return whether any are left. Events that arrive
-        meanwhile are applied after them, or clear them.
+        """Apply more of the pending large events; return whether any are left. Later events queue
+        up.
         """
         return not self._ignores() and self._progress.go_on()
 
@@ -267,8 +261,8 @@ class EventStream:
     # What the worker says of itself
 
     def on_emptied(self, at: float, now: float) -> None:
-        """Note when the worker cleared its blocks, by its clock; 0 for never. An event says so too,
-        but only with the engine's next step.
+        """Note when the worker cleared its blocks, by its clock; 0 for never. The event follows
+        only with the engine's next step.
         """
         self._emptied = at
         self._stragglers_until = now + STRAGGLING_S
@@ -282,9 +276,7 @@ class EventStream:
     # The clock
 
     def on_served(self, routed_at: float, now: float) -> None:
-        """Note that a request routed at ``routed_at``, which must have stored blocks, ended on this
-        rank.
-        """
+        """Note the end of a request that must have stored blocks."""
         if self._last_event < routed_at and self._silent_since == math.inf:
             self._silent_since = now
 

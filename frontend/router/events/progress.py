@@ -22,10 +22,7 @@ class StreamStatistics:
 
     Attributes:
         duplicates: messages that a replay had already brought.
-        gaps: losses noticed.
-        replays: replays asked for.
         losses: times that events were lost for good.
-        malformed: unreadable messages by kind.
         lag_s: age of the last live event when applied, by the clocks of both hosts.
     """
 
@@ -42,7 +39,6 @@ class Progress:
     """Blocks of one rank, and the position in its event sequence that they represent.
 
     Attributes:
-        next: number of the next event.
         time: of the youngest applied event, by the worker's clock, in seconds.
         newest: highest number seen, applied or not; ``None`` before the first.
         unknown: why some held blocks are unknown; empty if all are known.

@@ -48,7 +48,7 @@ _SLICE_S = 0.001
 
 
 class Turns:
-    """Fair lock, held with ``async with`` to apply one message. Nothing may be awaited while held."""
+    """Fair lock, held with ``async with`` to apply one message; nothing may be awaited in it."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -82,13 +82,9 @@ class Turns:
 class ZmqFeeds:
     """Factory of a router's subscribers, over one ZMQ context.
 
-    Args:
-        silence_s: allowed silence of a serving rank, in seconds.
-        replay_timeout_s: time-out for the next message of a replay, in seconds.
-        key: of the fleet; None for workers whose sockets are plain.
-
-    Attributes:
-        stream_type: state machine of each rank; tests replace it to inject faults.
+    Times are in seconds: allowed silence of a serving rank, and time-out between messages of a
+    replay. ``key`` is None for workers with plain sockets. Tests replace ``stream_type`` to inject
+    faults.
     """
 
     stream_type: ClassVar[type[EventStream]] = EventStream
@@ -115,7 +111,7 @@ class ZmqFeeds:
 
 
 class KvEventSubscriber:
-    """Keep the indexes in step with one incarnation of a worker. The caller registers its targets."""
+    """Keep the indexes in step with one incarnation of a worker; its targets are registered."""
 
     def __init__(self, worker: RoutableWorker, indexes: BlockIndexes, feeds: ZmqFeeds) -> None:
         self._clock = feeds.clock

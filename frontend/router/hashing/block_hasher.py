@@ -28,11 +28,7 @@ _NO_MEDIA: BlockMmInfos = ()
 class MediaSpan(NamedTuple):
     """Placeholder range of one media item in a prompt.
 
-    Attributes:
-        identifier: name under which the item enters block hashes.
-        offset: index of the first placeholder token in the prompt.
-        length: tokens of the range, including those that an ``is_embed`` mask leaves to text: vLLM
-            hashes the range.
+    The length includes tokens that an ``is_embed`` mask leaves to text: vLLM hashes the range.
     """
 
     identifier: MmIdentifier
@@ -94,8 +90,8 @@ def block_mm_infos(
 
 
 class PromptEmbeds(NamedTuple):
-    """Embeddings of a whole prompt, one row per token. A row of a plain token is the filler that
-    the engine is sent.
+    """Embeddings of a whole prompt, a row per token: for plain tokens, the filler sent to the
+    engine.
     """
 
     data: memoryview
@@ -120,9 +116,7 @@ class LoraKey(NamedTuple):
 
 
 class HashScheme(NamedTuple):
-    """Everything besides content that determines a block's hash: tokens per block, vLLM's name of
-    the hash function, and the parent of every first block.
-    """
+    """All inputs of a block's hash besides content; ``none_hash`` is the parent of first blocks."""
 
     block_size: int
     algorithm: str
@@ -130,7 +124,7 @@ class HashScheme(NamedTuple):
 
 
 class BlockHasher:
-    """Hasher of a prompt's full blocks. Stateless and thread-safe. Raises ConfigurationError if the
+    """Hasher of a prompt's full blocks. Stateless, thread-safe. Raises ConfigurationError if the
     algorithm is not canonical or the block size not positive.
     """
 
@@ -203,9 +197,7 @@ class BlockHasher:
         cache_salt: str | None,
         embeds_digests: Sequence[bytes] | None,
     ) -> list[bytes] | None:
-        """Return each block's extra keys in CBOR, in vLLM's order: LoRA, media, salt, embeddings.
-        Return ``None`` if no block has any.
-        """
+        """Return each block's extra keys in CBOR, in vLLM's order; ``None`` if no block has any."""
         special = [block for block, infos in enumerate(mm_infos) if infos]
         if cache_salt and blocks and not (mm_infos and mm_infos[0]):
             special.append(0)

@@ -21,9 +21,7 @@ _INLINE_LIMIT = 24
 
 
 def head(major: int, argument: int) -> bytes:
-    """Return the head of a data item in the shortest form; ``major`` is shifted into the top three
-    bits.
-    """
+    """Return the shortest head of a data item; ``major`` is shifted into the top three bits."""
     if argument < _INLINE_LIMIT:
         return bytes((major | argument,))
     if argument < 1 << 8:
@@ -57,19 +55,11 @@ def array_head(count: int) -> bytes:
 def unsigned_arrays(
     values: Sequence[int], run: int, suffix: bytes = b""
 ) -> tuple[bytes, list[int]]:
-    """Encode a list of non-negative integers as arrays of ``run`` items each.
+    """Encode integers from 0 to 2**32 - 1 as arrays of ``run`` items, each followed by ``suffix``.
 
     Works on the whole prompt in a few vector operations: encoding token by token costs several
-    times the hash itself.
-
-    Args:
-        values: integers from 0 to 2**32 - 1.
-        run: items per array (a block).
-        suffix: appended to every array, at most 8 bytes.
-
-    Returns:
-        The concatenated arrays of all full runs, and where they end, preceded by 0: array ``i``
-        with its suffix is ``data[ends[i]:ends[i + 1]]``.
+    times the hash itself. The suffix has at most 8 bytes. Returns the concatenated full arrays, and
+    where they end, preceded by 0: array ``i`` with its suffix is ``data[ends[i]:ends[i + 1]]``.
 
     Raises:
         OverflowError: an integer is negative or too large.

@@ -36,12 +36,9 @@ _Key: TypeAlias = tuple[_Context, int, int]
 
 @dataclass(eq=False, slots=True)
 class _Prompt:
-    """A prompt hashed before.
+    """A prompt hashed before, with the tokens of its full blocks and the keys of its beginnings.
 
-    Attributes:
-        tokens: token ids of its full blocks, 32 bits each.
-        keys: of its beginnings.
-        leading: how many keys still lead to it; at 0 it is useless.
+    It is useless when no key leads to it any more (``leading``).
     """
 
     tokens: Tokens

@@ -14,15 +14,11 @@ MAX_BLOCKS = 256
 
 
 class Chunk:
-    """Blocks each of which is the child of the one before, divided into segments.
+    """Blocks, each a child of the one before as far as its worker said, divided into segments.
 
-    All blocks of a segment are held by the same slots; neighbouring segments differ, and every
-    block has a holder. A prefix shared by any number of workers is one chunk with one segment.
-
-    Attributes:
-        hashes: each a child of the one before, as far as its worker said.
-        ends: index after the last block of each segment.
-        masks: slots that hold each segment, as bit masks.
+    All blocks of a segment are held by the same slots (bit masks); neighbouring segments differ,
+    and every block has a holder. A prefix shared by any number of workers is one chunk with one
+    segment. ``ends`` has the index after the last block of each segment.
     """
 
     __slots__ = ("ends", "hashes", "masks")
@@ -44,9 +40,8 @@ class Chunk:
         return self.masks[bisect_right(self.ends, position)]
 
     def run(self, start: int, blocks: list[BlockHash], first: int) -> int:
-        """Return how many blocks from ``start`` on equal ``blocks`` from ``first`` on.
-
-        Stops at the end of the segment, so that all of them have the same holders.
+        """Return how many blocks from ``start`` on equal ``blocks`` from ``first`` on, at most to
+        the end of the segment, so that all have the same holders.
         """
         end = self.ends[bisect_right(self.ends, start)]
         length = min(end - start, len(blocks) - first)
@@ -90,10 +85,8 @@ class Chunk:
             self.masks = (*self.masks, mask)
 
     def change(self, start: int, end: int, bit: int, *, held: bool) -> None:
-        """Set whether a slot holds the blocks from ``start`` to ``end``.
-
-        May leave segments without holders, for :meth:`cut_end` and for the caller that divides the
-        chunk.
+        """Set whether a slot holds the blocks from ``start`` to ``end``. May leave segments without
+        holders, for :meth:`cut_end` and for the caller that divides the chunk.
         """
         ends: list[int] = []
         masks: list[int] = []

@@ -57,13 +57,7 @@ def approximate(reason: str) -> IndexState:
 
 
 class BlockIndexes(NamedTuple):
-    """Blocks of all targets.
-
-    Attributes:
-        known: blocks that events announced.
-        windows: blocks of groups in which a hit needs only the last few.
-        predicted: blocks expected because a prompt was sent there.
-    """
+    """Blocks of all targets: announced, announced in windowed groups, and predicted ones."""
 
     slots: TargetBits
     known: KvIndex
@@ -107,12 +101,8 @@ _REMOVAL: Final = 4
 class TargetBlocks:
     """Blocks of one target, which the caller registered, in indexes shared by all.
 
-    Args:
-        capacity_blocks: size of its cache, 0 if unknown.
-
-    Attributes:
-        unusable: why these events can't be used; empty if they can.
-        unmodelled: why hits may be shorter than indexed; empty if they are not.
+    A capacity of 0 means unknown. ``unusable`` is why its events can't be used, ``unmodelled`` why
+    hits may be shorter than indexed; both are empty otherwise.
     """
 
     def __init__(

@@ -16,11 +16,8 @@ _SWEPT_PER_STORED = 2
 
 
 class _Slot:
-    """Blocks of one slot.
-
-    Attributes:
-        blocks: number of distinct blocks.
-        copies: copies beyond the first, of blocks held several times.
+    """Number of distinct blocks of a slot, and copies beyond the first of blocks held several
+    times.
     """
 
     __slots__ = ("blocks", "chunks", "copies")
@@ -153,8 +150,8 @@ class KvIndex:
     def match(
         self, hashes: Sequence[BlockHash], predicted: "KvIndex | None" = None
     ) -> dict[Target, int]:
-        """Return how many leading blocks of a prompt each target holds, without targets that lack
-        the first. With a second index over the same slots, a block counts as held if either has it.
+        """Return how many leading blocks each target holds, without targets that lack the first.
+        With a second index over the same slots, a block counts as held if either has it.
         """
         depths: dict[Target, int] = {}
         for depth, targets in self.match_groups(hashes, predicted):
@@ -164,9 +161,7 @@ class KvIndex:
     def match_groups(
         self, hashes: Sequence[BlockHash], predicted: "KvIndex | None" = None
     ) -> list[tuple[int, tuple[Target, ...]]]:
-        """Return the result of :meth:`match` as pairs of a depth and the targets that reach just
-        that far.
-        """
+        """Return :meth:`match` as pairs of a depth and the targets that reach just that far."""
         slots = self._slots
         alive = slots.live
         blocks = hashes if isinstance(hashes, list) else list(hashes)
@@ -206,8 +201,8 @@ class KvIndex:
         return sum(self._held[slot].blocks for slot in slots if slot in self._held)
 
     def sweep(self, limit: int) -> bool:
-        """Free about ``limit`` blocks of retired slots, well below 1 µs each; return whether any
-        are left.
+        """Free about ``limit`` blocks of retired slots, well below 1 µs each. Return if any are
+        left.
         """
         while self._retired and limit > 0:
             slot, held = self._retired[0]
@@ -325,8 +320,8 @@ class KvIndex:
         return held
 
     def _hide(self) -> int:
-        """Return the slots of suspended targets. Cached, since all targets of a worker are
-        suspended in a row.
+        """Return the slots of suspended targets, cached: a worker's
+        targets are suspended in a row.
         """
         if self._hidden is None:
             self._hidden = 0
@@ -338,9 +333,7 @@ class KvIndex:
 class _Walk:
     """Iterator over a prompt's blocks, from one set of holders to the next.
 
-    Attributes:
-        mask: slots that hold the blocks from the last step's depth up to ``end``.
-        end: depth at which the next step is due.
+    ``mask`` has the slots that hold the blocks from the last step's depth up to ``end``.
     """
 
     __slots__ = ("_blocks", "_chunk", "_chunks", "_position", "end", "mask")

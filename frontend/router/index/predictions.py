@@ -39,10 +39,7 @@ class _Prediction(NamedTuple):
 
 class Predictions:
     """Predicted blocks, forgotten after a lifetime, at a request's end, or for lack of room.
-
-    Attributes:
-        windows: blocks of groups in which a hit needs only the last few.
-        blocks: number of blocks, each counted once per request.
+    ``blocks`` counts each once per request.
     """
 
     def __init__(self, slots: TargetBits, max_blocks: int = MAX_BLOCKS) -> None:
@@ -64,11 +61,8 @@ class Predictions:
         now: float,
         tails: Mapping[int, Sequence[BlockHash]] = MappingProxyType({}),
     ) -> None:
-        """Expect a prompt's blocks on a target, for ``lifetime_s`` seconds at least.
-
-        Args:
-            hashes: the sequence is kept and must not change.
-            tails: blocks in each group in which a hit needs only the last few; kept as well.
+        """Expect a prompt's blocks on a target, for ``lifetime_s`` seconds at least. Keeps both
+        collections, which must not change. ``tails`` has the blocks of each windowed group.
         """
         self.forget(request_id)
         self.expire(now, _EXPIRED_PER_PREDICTED)
@@ -115,8 +109,8 @@ class Predictions:
             self.index.remove_slot(slot, hashes, all_copies=True)
 
     def expire(self, now: float, limit: int) -> bool:
-        """Expire at most ``limit`` requests, since each takes a moment; return whether more may be
-        left.
+        """Expire at most ``limit`` requests, since each takes a moment.
+        Return if more may be left.
         """
         for ledger in self._ledgers.values():
             while ledger:

@@ -46,9 +46,8 @@ class TargetBits:
     def add_user(self, retire: Callable[[int], bool]) -> None:
         """Add a table keyed by slots, which must forget a slot before its reuse.
 
-        Args:
-            retire: returns whether a slot held nothing, so that it is free at once. Otherwise the
-                table calls :meth:`swept` when it has forgotten the slot.
+        ``retire`` returns whether a slot held nothing, so that it is free at once. Otherwise the
+        table calls :meth:`swept` when it has forgotten the slot.
         """
         self._retire.append(retire)
 
@@ -66,9 +65,7 @@ class TargetBits:
         return self._epochs.get(target, 0)
 
     def slot(self, target: Target, group: int) -> int:
-        """Return the slot of a target's group, allocating one if needed. Raises KeyError if the
-        target is not registered.
-        """
+        """Return the slot of a target's group, or a new one. Raises KeyError if not registered."""
         groups = self._slots[target]
         slot = groups.get(group)
         if slot is not None:

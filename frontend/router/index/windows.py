@@ -79,7 +79,7 @@ class WindowIndex:
         self, target: Target, hashes: Sequence[BlockHash], ends: Sequence[int], peek: int
     ) -> dict[int, list[BlockHash]]:
         """Return the blocks that each group keeps for hits ending after ``ends`` blocks of a
-        prompt; for ``peek`` see :meth:`trim`.
+        prompt.
         """
         kept: dict[int, list[BlockHash]] = {}
         for number, group in self._groups.get(target, {}).items():

@@ -32,14 +32,7 @@ _SORTED = 256
 
 
 class Work(NamedTuple):
-    """Work of a request on one target, load aside.
-
-    Attributes:
-        overlap_blocks: leading blocks of the prompt that the target holds.
-        prefill_tokens: prompt tokens to compute.
-        media_tokens: media tokens to encode.
-        ship_bytes: bytes of media tensors to send.
-    """
+    """Work of a request on one target, load aside: tokens to compute and encode, bytes to send."""
 
     overlap_blocks: int
     prefill_tokens: int
@@ -271,9 +264,7 @@ class Estimator:
     def _in_all_groups(
         self, scheme: HashScheme, chain: list[BlockHash], most: int
     ) -> Iterable[tuple[Target, int]]:
-        """Yield the hit, of at most ``most`` blocks, on each target whose cache groups differ in
-        it.
-        """
+        """Yield the hit of at most ``most`` blocks on each target whose groups differ in it."""
         targets = self._with_groups(scheme)
         depths = self._known.match(chain, self._predicted.index) if targets else {}
         for target in targets:
@@ -293,8 +284,8 @@ class Estimator:
             yield target, min(depth, most)
 
     def _with_groups(self, scheme: HashScheme) -> list[Target]:
-        """Return targets with groups in which a hit needs its last blocks only. Where the last
-        block is dropped, add those with several groups of any kind.
+        """Return targets with windowed groups. Where the last block is dropped, add those with
+        several groups of any kind.
         """
         targets = dict.fromkeys(self._windows.targets())
         if self._drops:
@@ -322,11 +313,8 @@ def _work(
     lacking: Sequence[MediaNeed],
     raw: Sequence[MediaNeed] | None = None,
 ) -> Work:
-    """Return the remaining work with ``overlap`` blocks cached.
-
-    Args:
-        lacking: media to send.
-        raw: media to encode; ``lacking`` unless given.
+    """Return the remaining work: ``lacking`` media are sent, ``raw`` (by
+    default the same) encoded.
     """
     cached = overlap * block_size
     raw = lacking if raw is None else raw

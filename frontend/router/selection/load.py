@@ -31,9 +31,7 @@ class TargetLoad(NamedTuple):
 
 
 class BusyThresholds(NamedTuple):
-    """Thresholds above which a target gets no more requests: share of its KV cache in use, or
-    prompt tokens waiting for prefill (0 for no limit).
-    """
+    """Limits of a busy target: share of its KV cache, tokens waiting for prefill (0 for none)."""
 
     blocks_fraction: float = 1.0
     prefill_tokens: int = 0
@@ -117,12 +115,7 @@ class LoadTracker:
     def started(
         self, request_id: RequestId, target: Target, prefill_tokens: int, prompt_tokens: int
     ) -> None:
-        """Note that a request was routed to a registered target.
-
-        Args:
-            prefill_tokens: to compute there before its first output.
-            prompt_tokens: size of its context then.
-        """
+        """Note that a request was routed to a registered target."""
         self.finished(request_id)
         own = self._own[target]
         own.active += 1
@@ -179,8 +172,8 @@ class LoadTracker:
         return self._busy
 
     def shares(self, target: Target) -> tuple[TargetLoad, TargetLoad]:
-        """Return the load by this frontend, and the load by others as last reported; zero if the
-        target is not registered. Queued requests count as theirs.
+        """Return the load by this frontend, and by others as last reported, with queued requests.
+        Both are zero if the target is not registered.
         """
         self._expire()
         own, report = self._own.get(target, _NOTHING), self._reports.get(target, _NO_REPORT)

@@ -85,9 +85,7 @@ _NO_SUMS: Final[_Sums] = (0.0,) * 5
 
 @dataclass(slots=True)
 class _Known:
-    """Last report of a target, faded sums over its steps, fitted rates, and the time of the last
-    report with a step.
-    """
+    """Last report of a target, faded sums over its steps, and the time of its last step."""
 
     last: _Sums = _NO_SUMS
     sums: _Sums = _NO_SUMS
