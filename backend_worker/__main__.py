@@ -1,7 +1,6 @@
-"""``python -m backend_worker``: the worker, under a parent that cleans up after it.
+"""Entry point: run the worker under a parent process that cleans up after it.
 
-Nothing heavy is imported here: the parent and every process that an engine spawns run
-this module too.
+Imports nothing heavy: the parent and every process that an engine spawns run this module too.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The worker's command line: our few flags, then every engine flag of vLLM."""
+"""Command line of the worker: a few flags of mmrouter, then every engine flag of vLLM."""
 
 import argparse
 import secrets
@@ -28,7 +28,7 @@ from common.vllm_compat.preflight import check_device, fault_of
 
 
 class WorkerSettings(FlagSettings):
-    """Who this worker is, where it is reached, and how much it takes."""
+    """Identity, address and capacity of the worker."""
 
     flag_group: ClassVar[str] = "worker"
 
@@ -58,7 +58,7 @@ class WorkerSettings(FlagSettings):
     @field_validator("worker_host")
     @classmethod
     def _one_address(cls, host: str) -> str:
-        # It stands on the card, and to another host these mean that host itself.
+        # The card carries the address, and on another host these would mean that host itself.
         if host.strip() in ("", "*", "0.0.0.0", "::", "[::]"):
             raise ValueError("frontends connect to it, so it must be one address of this host")
         return host
@@ -69,7 +69,7 @@ class WorkerSettings(FlagSettings):
 
 
 class WorkerNixlSettings(NixlSettings):
-    """The worker reads, so it decides how much it keeps for that."""
+    """Only the worker limits this memory: it is the side that reads."""
 
     memory_mb: int = Field(
         256,
@@ -100,13 +100,12 @@ ABOUT: Final = (
 
 @dataclass(frozen=True)
 class WorkerArgs:
-    """What the command line and the environment said.
+    """Parsed command line and environment.
 
     Attributes:
-        engine_given: names of the engine arguments that the user gave.
-        worker_id: as given, or one that is new.
-        incarnation: this run of the process.
-        summary: what is in force and who said so, in lines for the log.
+        engine_given: names of the engine arguments that the user set.
+        incarnation: identifies this run of the process.
+        summary: effective settings and their sources, as log lines.
     """
 
     engine: AsyncEngineArgs
@@ -124,8 +123,8 @@ class WorkerArgs:
 
 
 def parse(argv: list[str]) -> WorkerArgs:
-    """Parse the command line; exits with status 2 and a sentence if it is wrong, and with 1 if vLLM
-    sees no device to run on, without which it can't read its own flags."""
+    """Parse the command line. Exit with status 2 and a message if it is invalid. Exit with 1 if
+    vLLM finds no device: without one vLLM can't read its own flags."""
     parser = argparse.ArgumentParser(
         prog=PROG, usage="%(prog)s MODEL [flags]", description=ABOUT, allow_abbrev=False
     )
@@ -158,7 +157,7 @@ def parse(argv: list[str]) -> WorkerArgs:
 
 
 def add_vllms(parser: VllmParser) -> None:
-    """vLLM's flags of an engine, and the one of its server that concerns the engine."""
+    """Add vLLM's engine flags, and the one server flag that concerns the engine."""
     AsyncEngineArgs.add_cli_args(parser)
     parser.add_argument(
         "--lora-modules",
@@ -170,10 +169,8 @@ def add_vllms(parser: VllmParser) -> None:
 
 
 def _engine_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Given]]:
-    """vLLM's arguments, and those that were given.
-
-    Raises ConfigurationError: one is wrong, or the model is missing.
-    """
+    """Return vLLM's arguments and those that the user set. Raises ConfigurationError: an argument
+    is invalid, or the model is missing."""
     parser = VllmParser(prog, flags_of(GROUPS), refusal_at_worker)
     parser.add_argument("model_tag", nargs="?")  # as `vllm serve` has it
     add_vllms(parser)

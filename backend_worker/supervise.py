@@ -1,8 +1,7 @@
-"""A small parent process that cleans up after a worker which was killed.
+"""Parent process that cleans up after a killed worker.
 
-vLLM's engine processes do not notice that the process which started them is gone; they
-would keep their GPU memory, and no worker could be started in its place. The parent
-adopts what a worker leaves behind and ends it. It imports nothing of vLLM.
+vLLM's engine processes do not notice the death of their parent. They would keep their GPU memory,
+and no new worker could start. This process adopts and ends them. It imports nothing of vLLM.
 """
 
 import ctypes
@@ -24,12 +23,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def supervise() -> None:
-    """Fork. The child returns and is the worker. The parent passes signals on to it, ends whatever
-    it leaves, and exits with its status; 128 plus the signal's number if one killed it.
-    """
+    """Fork; the child returns and is the worker. The parent forwards signals, ends the worker's
+    descendants, and exits with the worker's status, or with 128 plus the number of the signal that
+    killed it."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     parent = os.getpid()
-    # One that comes now waits until somebody is there to answer it.
+    # A signal that comes now waits until a handler exists.
     signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
     worker = os.fork()
     if worker == 0:
@@ -39,7 +38,7 @@ def supervise() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
     if worker == 0:
         return
-    # Its pid is its own until it is waited for, so nobody else gets its signals.
+    # The pid stays reserved until it is waited for, so no other process gets its signals.
     os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT)
     for number in _PASSED_ON:
         signal.signal(number, signal.SIG_IGN)
@@ -59,7 +58,7 @@ def _pass_signals_on(worker: int) -> None:
 
 
 def _stop_with_the_parent(parent: int) -> None:
-    """If the parent is killed, the worker stops as if it had been asked to."""
+    """Stop the worker as by SIGTERM if the parent is killed."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also if a shell had it ignored
     end_with_parent(signal.SIGTERM)
@@ -87,7 +86,8 @@ def _end_descendants() -> None:
 
 
 def _cleans_up(pid: int) -> bool:
-    """Python's resource tracker removes shared memory once its users are gone, then ends."""
+    """Return whether this is Python's resource tracker: it removes unused shared memory, then
+    ends."""
     try:
         return b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except FileNotFoundError:

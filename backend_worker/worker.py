@@ -55,8 +55,8 @@ SAY_S = 5.0  # how long a leaving worker waits for a file system that hangs befo
 
 
 def run() -> None:
-    """Run a worker until SIGTERM or SIGINT. Exit status 1 if it could not serve, and 2 if
-    its card can't be published where it should be."""
+    """Run a worker until SIGTERM or SIGINT. Exit with status 1 if it could not serve, with 2 if its
+    card can't be published."""
     args = parse(sys.argv[1:])
     configure_logging(args.process.log_setup(args.worker_id))
     vllms = Namespace(
@@ -100,7 +100,7 @@ async def _run(args: WorkerArgs) -> None:
             logger.debug("the engine did not start", exc_info=True)
             raise ConfigurationError(_why_not(engine_args.model, error)) from error
     try:
-        # Not before: if a user has engines forked, they get no copy of the threads that export.
+        # Not earlier: engines that a user has forked would get a copy of the exporting threads.
         with exporting(args.process.otlp_traces_endpoint, args.worker_id):
             await _serve(args, engine, key)
     finally:
@@ -108,7 +108,8 @@ async def _run(args: WorkerArgs) -> None:
 
 
 def _why_not(model: str, error: Exception) -> str:
-    """Why an engine did not start, from what vLLM and Transformers raise: the first paragraph."""
+    """Explain why an engine did not start, by the first paragraph of vLLM's or Transformers'
+    error."""
     said = str(error)
     if isinstance(error, ValidationError):
         said = error.errors()[0]["msg"].removeprefix("Value error, ")
@@ -141,11 +142,8 @@ async def _serve(args: WorkerArgs, engine: Engine, key: FleetKey | None) -> None
 
 
 async def make_nixl_receiver(args: WorkerArgs) -> NixlReceiver | None:
-    """The worker's end of NIXL. Nothing is started before a frontend needs it, unless NIXL is asked
-    for: then at start-up, and not inside the first request.
-
-    Raises ConfigurationError: NIXL is asked for and can't be had.
-    """
+    """Create the worker's end of NIXL; start it now only if NIXL is required, else on first use.
+    Raises ConfigurationError: NIXL is required and unavailable."""
     needed = "nixl" in indispensable(args.transfer)
     if "nixl" not in wanted(args.transfer) or not (needed or nixl_installed()):
         return None
@@ -191,7 +189,7 @@ def _summary(card: WorkerCard) -> tuple[str, str, str]:
 async def _leave(
     args: WorkerArgs, service: WorkerService, publisher: CardPublisher, card: WorkerCard
 ) -> None:
-    """Wait for a signal; then say on the card that we leave, and finish what is here."""
+    """Wait for a signal, mark the card as draining, and finish running requests."""
     signals = StopSignals()
     await signals.asked()
     try:
@@ -212,7 +210,7 @@ async def _leave(
 
 
 async def _until_stopped(service: WorkerService, leaving: Coroutine[None, None, None]) -> None:
-    """Serve until we have left; raise if the engine dies first."""
+    """Serve until the worker has left; raise if the engine dies first."""
     serving = asyncio.create_task(service.run())
     waiting = asyncio.create_task(leaving)
     try:

@@ -1,5 +1,5 @@
-"""What the frontend and the workers share.
+"""Code shared by the frontend and the workers.
 
-Cards, messages and sockets, discovery, transfer of tensors, command lines, metrics, tasks, and what
-depends on vLLM's version. Nothing here knows how a request is routed or how an engine runs.
+Cards, messages and sockets, discovery, tensor transfer, command lines, metrics, tasks, and what
+depends on vLLM's version. Knows neither routing nor the running of an engine.
 """

@@ -1,32 +1,22 @@
-"""Exponential backoff between tries."""
+"""Exponential backoff between retries."""
 
 import math
 
 
 class Backoff:
-    """Say how long to wait before each try: twice as long each time, up to a limit.
-
-    It waits for nothing itself, so it serves event loops and threads.
-    """
+    """Compute the pause before each try, doubling up to a limit. Does not sleep itself, so it
+    serves event loops and threads."""
 
     def __init__(self, first_s: float, longest_s: float, *, calm_s: float = math.inf) -> None:
-        """
-        Args:
-            first_s: seconds before the second try.
-            longest_s: limit of all later pauses.
-            calm_s: a try that ran for longer was a success.
-        """
+        """Limit pauses to ``longest_s``. A try that ran for ``calm_s`` resets the backoff."""
         self._first_s = first_s
         self._longest_s = longest_s
         self._calm_s = calm_s
         self._next_s = first_s
 
     def next_s(self, ran_s: float = 0.0) -> float:
-        """Return the seconds to wait now; the next call returns twice as many.
-
-        Args:
-            ran_s: how long the try took that has just failed.
-        """
+        """Return the seconds to wait after a try of ``ran_s`` seconds failed; double the next
+        pause."""
         if ran_s > self._calm_s:
             self.reset()
         now = self._next_s

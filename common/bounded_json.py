@@ -1,7 +1,7 @@
-"""JSON of peers, validated at a cost that has a limit.
+"""Validate JSON of peers at a bounded cost.
 
-Pydantic makes an error of every wrong member: 1.2 MB of ``{}`` on a card took 17 s, in which no
-other thread had a turn, and the text of a million errors has 180 MB.
+Pydantic makes an error of every wrong member: 1.2 MB of ``{}`` on a card took 17 s without a turn
+for other threads, and the text of a million errors has 180 MB.
 """
 
 from typing import Final, NamedTuple, TypeVar
@@ -15,11 +15,11 @@ LONGEST_PLACE: Final = 128
 
 
 class MalformedJsonError(ValueError):
-    """What is wrong first, and where. On one line, and short."""
+    """The first fault and its place, on one short line."""
 
 
 class JsonLimits(NamedTuple):
-    """How large a text may be: in bytes, and in commas, of which there are as many as members."""
+    """Maximum size of a JSON text, in bytes and in commas; commas count its members."""
 
     most_bytes: int
     most_commas: int

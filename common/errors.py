@@ -1,7 +1,7 @@
-"""The errors of this project, each a sentence that a user or operator can act on.
+"""Errors of this project, each a sentence that a user or operator can act on.
 
-Low-level exceptions (zmq, OSError, msgspec, pydantic) are mapped to these at the
-boundary where they occur; the HTTP status a user sees is part of the type.
+Low-level exceptions (zmq, OSError, msgspec, pydantic) are mapped to these at the boundary where
+they occur. The HTTP status is part of the type.
 """
 
 import math
@@ -15,8 +15,7 @@ LONGEST_VALUE: Final = 400  # characters of a value that stands on a card, in a 
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """An error, the one that it came from, and so on to the first. Each once: nothing keeps an
-    error from being its own cause."""
+    """Yield an error and its causes, each once: an error may be its own cause."""
     each: BaseException | None = error
     seen: set[int] = set()
     while each is not None and id(each) not in seen:
@@ -26,13 +25,13 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 class MmRouterError(Exception):
-    """Root of the tree.
+    """Base class.
 
     Attributes:
-        status: HTTP status with which the error reaches a user.
+        status: HTTP status of the response.
         retryable: whether another worker may succeed where this one failed.
-        blames_worker: whether it is held against the worker that it came from.
-        may_be_deadly: whether an engine may have died of the request.
+        blames_worker: whether it counts against the worker that it came from.
+        may_be_deadly: whether the request may have killed an engine.
         exit_status: of a process that ends with it.
     """
 
@@ -48,11 +47,11 @@ class ConfigurationError(MmRouterError):
 
 
 class NoDeviceError(MmRouterError):
-    """The installed vLLM computes on GPUs, and this process sees none."""
+    """The installed vLLM needs a GPU, and this process sees none."""
 
 
 class ProtocolError(MmRouterError):
-    """A message on the request plane could not be understood."""
+    """A message on the request plane could not be decoded."""
 
 
 class ProtocolVersionError(ProtocolError):
@@ -60,31 +59,31 @@ class ProtocolVersionError(ProtocolError):
 
 
 class UnsendableRequestError(MmRouterError):
-    """A value of a request has no encoding: half a letter (a surrogate), or too large a number."""
+    """A value of a request has no encoding: a lone surrogate, or too large a number."""
 
     status = HTTPStatus.BAD_REQUEST
 
 
 class DuplicateRequestError(ProtocolError):
-    """A request has the id of another one that has not ended."""
+    """Another request with this id is in flight."""
 
 
 class DiscoveryError(MmRouterError):
     """Cards can't be published or read."""
 
-    # As for a command line that is wrong: it names a place that is of no use.
+    # As for an invalid command line: the named place is unusable.
     exit_status: ClassVar[int] = 2
 
 
 class CardError(MmRouterError):
-    """A card is malformed; the dotted name of the field that is wrong is for counters."""
+    """A card is malformed; ``field`` is the dotted name of the wrong field, for counters."""
 
     field: str = "card"
 
 
 class CardIncompatibleError(CardError):
-    """A worker's card would make hashes or tokens differ from the fleet's: names the first field
-    that differs, dotted, with our value and theirs."""
+    """A card would make hashes or tokens differ from the fleet's. Names the first differing field,
+    dotted, with both values."""
 
     def __init__(self, worker_id: str, field: str, ours: object, theirs: object) -> None:
         self.field = field
@@ -97,13 +96,13 @@ class CardIncompatibleError(CardError):
 
 
 def _cut(value: object) -> str:
-    """A value as part of a sentence, which users see too."""
+    """Shorten a value for a sentence, which users see too."""
     whole = repr(value)
     return whole if len(whole) <= LONGEST_VALUE else f"{whole[:LONGEST_VALUE]}..."
 
 
 class CardKeyError(CardError):
-    """A worker's card says that it can't be trusted, or that it would not trust us."""
+    """A worker can't prove that it has the fleet key, or has another one."""
 
     field = "fleet_key"
 
@@ -115,7 +114,7 @@ class CardNameError(CardError):
 
 
 class CardModelError(CardError):
-    """A worker's model can't be served beside the others that this frontend has, or not at all."""
+    """A worker's model can't be served beside this frontend's other models, or not at all."""
 
     field = "model"
 
@@ -127,13 +126,13 @@ class CardCodeError(CardError):
 
 
 class NoWorkerError(MmRouterError):
-    """No worker is registered that could take the request."""
+    """No registered worker could take the request."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
 
 
 class OverloadedError(MmRouterError):
-    """There is more to do than can be done; the same request may succeed in so many seconds."""
+    """A limit is reached; the same request may succeed after ``retry_after_s``."""
 
     status = HTTPStatus.TOO_MANY_REQUESTS
 
@@ -143,7 +142,7 @@ class OverloadedError(MmRouterError):
 
 
 class FleetBusyError(OverloadedError):
-    """Every worker has more to do than it should be given."""
+    """Every worker is overloaded."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
 
@@ -155,7 +154,7 @@ class WorkerBusyError(NoWorkerError):
 
 
 class NotRoutedError(MmRouterError):
-    """vLLM's server asked for something that a fleet of engines can't do."""
+    """A fleet of engines can't do what the client asked of vLLM's server."""
 
     status = HTTPStatus.NOT_IMPLEMENTED
 
@@ -165,7 +164,7 @@ class SaltLostError(MmRouterError):
 
 
 class WorkerLostError(MmRouterError):
-    """The worker that had the request went away before finishing it."""
+    """The worker was lost before it finished the request."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     retryable = True
@@ -173,33 +172,33 @@ class WorkerLostError(MmRouterError):
 
 
 class WorkerDiedError(WorkerLostError):
-    """The worker went away without a word, with the request in its hands."""
+    """The worker vanished without a message while it had the request."""
 
     may_be_deadly = True
 
 
 class WorkerLeftError(WorkerLostError):
-    """The worker ended the session, and said so."""
+    """The worker announced the end of its session."""
 
     blames_worker = False
 
 
 class WorkerGarbledError(WorkerLostError):
-    """The worker sent something that can't be read."""
+    """The worker sent an undecodable message."""
 
 
 class WorkerStalledError(WorkerLostError):
-    """The worker is there, but has not answered any of its requests for long."""
+    """The worker is connected, but has answered none of its requests for long."""
 
 
 class SlowClientError(MmRouterError):
-    """The client does not read the stream that it asked for."""
+    """The client does not read its stream."""
 
     status = HTTPStatus.REQUEST_TIMEOUT
 
 
 class OutputTimeoutError(WorkerLostError):
-    """The worker is alive but said nothing on this request for too long."""
+    """The worker is alive but sent no output of this request for too long."""
 
     status = HTTPStatus.GATEWAY_TIMEOUT
     blames_worker = False  # the request may have waited in its queue
@@ -212,10 +211,10 @@ class DeadlineExceededError(MmRouterError):
 
 
 class ThreadStuckError(MmRouterError):
-    """A thread did not return from what it did for a request, and was replaced."""
+    """A thread did not return from its work on a request, and was replaced."""
 
-    # As where a process hangs: the same request would take the next thread too, and clients try
-    # again what is answered with a 5xx.
+    # A client error, as for a crash: the same request would block the next thread, and clients
+    # retry a 5xx.
     status = HTTPStatus.UNPROCESSABLE_ENTITY
 
     def __init__(self, threads: str) -> None:
@@ -226,12 +225,12 @@ class ThreadStuckError(MmRouterError):
 
 
 class TooManyStuckThreadsError(MmRouterError):
-    """So many threads are stuck that the process had better be started again."""
+    """So many threads are stuck that the process should be restarted."""
 
 
 class RetryBudgetError(MmRouterError):
-    """Another worker might have succeeded, but too many requests were tried again lately: there may
-    be another try in so many seconds."""
+    """Another worker might succeed, but the retry budget is exhausted for ``wait_s`` more
+    seconds."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
 
@@ -242,7 +241,7 @@ class RetryBudgetError(MmRouterError):
 
 
 class EnginesDiedError(MmRouterError):
-    """Several engines died while they had the request, at one place of its answer."""
+    """Several engines died with the request, at one place of its answer."""
 
     def __init__(self, cause: MmRouterError, count: int) -> None:
         self.cause = cause
@@ -253,7 +252,7 @@ class EnginesDiedError(MmRouterError):
 
 
 class NotResumableError(MmRouterError):
-    """The worker was lost after some output, and no other can go on from there, for a reason."""
+    """The worker was lost after some output, and no other can resume from there."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
 
@@ -265,31 +264,31 @@ class NotResumableError(MmRouterError):
 
 
 class BodyError(MmRouterError):
-    """A request's body is not one that will be read to its end."""
+    """A request's body is not read to its end."""
 
     status = HTTPStatus.BAD_REQUEST
 
 
 class BodyTooLargeError(BodyError):
-    """It is larger than the operator allows."""
+    """The body is larger than the operator allows."""
 
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 
 
 class BodyTooSlowError(BodyError):
-    """It did not arrive in time."""
+    """The body did not arrive in time."""
 
     status = HTTPStatus.REQUEST_TIMEOUT
 
 
 class BodyEncodedError(BodyError):
-    """It is compressed; nothing is unpacked here."""
+    """The body is compressed; frontends don't decompress."""
 
     status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
 
 
 class RequestRejectedError(MmRouterError):
-    """The request is invalid: for this frontend, or for the worker's engine."""
+    """The request is invalid for this frontend, or for the worker's engine."""
 
     status = HTTPStatus.BAD_REQUEST
 
@@ -309,7 +308,7 @@ class EngineGoneError(EngineFailedError):
 
 
 class OperationRefusedError(MmRouterError):
-    """The worker's engine does not do what an operator wants, and did nothing of it."""
+    """The worker's engine refused an operation and did no part of it."""
 
 
 class TransferError(MmRouterError):
@@ -325,12 +324,11 @@ class UnsupportedItemError(TransferError):
 
 
 class ArenaFullError(TransferError):
-    """No room: every segment that could make way is still leased, or a worker has no memory for
-    an item."""
+    """No memory: every evictable segment is still leased, or a worker has none for an item."""
 
 
 class NoEncodedFormError(TransferError):
-    """Only the processed tensors of a medium are there, not the file as its user sent it."""
+    """Only a medium's tensors are here, not its encoded file."""
 
 
 class ArenaUnavailableError(TransferError):
@@ -342,15 +340,15 @@ class StaleSegmentError(TransferError):
 
 
 class CorruptSegmentError(TransferError):
-    """A segment or frame doesn't hold what its metadata promises."""
+    """A segment or frame does not match its metadata."""
 
 
 class TransferTimeoutError(TransferError):
-    """A read didn't complete before its deadline."""
+    """A read missed its deadline."""
 
 
 class MediaMissingError(TransferError):
-    """The worker lacks media items and needs them sent, each once; the reason is for counters."""
+    """The worker needs media items sent, each listed once; the reason is for counters."""
 
     def __init__(self, missing: Iterable[MmHash], reason: str) -> None:
         self.missing = list(dict.fromkeys(missing))
@@ -359,6 +357,6 @@ class MediaMissingError(TransferError):
 
 
 class MediaUnavailableError(TransferError):
-    """A media item could not be given to the engine, whatever was tried."""
+    """No attempt could give a media item to the engine."""
 
     blames_worker = True

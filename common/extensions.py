@@ -1,6 +1,6 @@
-"""What installed packages add to mmrouter, by entry points: router modes and rules on media.
+"""Extensions of installed packages, by entry points: router modes and media rules.
 
-A package names a class in its metadata; nothing of it is imported before the class is needed.
+Nothing of a package is imported before its class is needed.
 """
 
 from importlib.metadata import EntryPoint, entry_points
@@ -22,11 +22,8 @@ def names_of(group: str) -> list[str]:
 
 
 def load(group: str, name: str, base: type[T]) -> type[T]:
-    """Import the class behind an entry point.
-
-    Raises ConfigurationError: two packages have the name, it can't be imported, or is no subclass
-    of ``base``.
-    """
+    """Import the class behind an entry point. Raises ConfigurationError: the name is ambiguous, the
+    import fails, or it is no subclass of ``base``."""
     found = sorted(entry_points(group=group, name=name), key=_package)
     packages = " and ".join(_package(one) for one in found)
     if len(found) > 1:

@@ -1,7 +1,6 @@
-"""The fleet key: one secret file by which workers and frontends know each other.
+"""The fleet key: one secret file by which workers and frontends trust each other.
 
-``python -m common.fleet_key new PATH`` makes one. What sockets do with it stands in
-``fleet_sockets.py``.
+``python -m common.fleet_key new PATH`` makes one. ``fleet_sockets.py`` applies it to sockets.
 """
 
 import argparse
@@ -34,7 +33,7 @@ class KeyPair:
 
 @dataclass(frozen=True)
 class FleetKey:
-    """Everything that the file's 32 bytes stand for.
+    """Keys derived from the file's 32 bytes.
 
     Attributes:
         worker: of all sockets that are connected to.
@@ -48,12 +47,8 @@ class FleetKey:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a key file.
-
-        Raises:
-            ConfigurationError: it can't be read, others may read it, it holds no key, or
-                this libzmq has no CURVE.
-        """
+        """Read a key file. Raises ConfigurationError: it is unreadable, open to others or holds no
+        key, or libzmq has no CURVE."""
         if not zmq.has("curve"):
             raise ConfigurationError("this build of libzmq has no CURVE, so no fleet key can work")
         try:
@@ -61,7 +56,7 @@ class FleetKey:
             lines = path.read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"the fleet key {path} can't be read: {error}") from error
-        # The group may read: that is how Kubernetes mounts secrets for an unprivileged user.
+        # The group may read: Kubernetes mounts secrets like that for an unprivileged user.
         if mode & 0o027:
             raise ConfigurationError(
                 f"the fleet key {path} is open to other users (mode {mode & 0o777:o}): "
@@ -84,15 +79,13 @@ class FleetKey:
 
     @property
     def fingerprint(self) -> str:
-        """Tells keys apart; says nothing of the secret."""
+        """Identifies the key without revealing it."""
         return hashlib.sha256(self.worker.public + self.frontend.public).hexdigest()[:16]
 
 
 def new(path: Path) -> None:
-    """Write a new key, readable by this user alone.
-
-    Raises ConfigurationError: the file exists already, or can't be written.
-    """
+    """Write a new key, readable by this user alone. Raises ConfigurationError: the file exists, or
+    can't be written."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
@@ -112,7 +105,7 @@ def _secret(seed: bytes, role: bytes) -> bytes:
 
 
 def main() -> None:
-    """The command line. Exit status 1 and a sentence if there is no key afterwards."""
+    """Command line. Exit status 1 and a message if no key was written."""
     parser = argparse.ArgumentParser(
         prog="python -m common.fleet_key",
         description="Make the key that encrypts and authenticates traffic within a fleet.",

@@ -1,6 +1,6 @@
-"""The names that every part of the system uses for the same things.
+"""Names that every part of the system uses for the same things.
 
-No behaviour: only types, so that a worker id is never taken for a hash.
+Only types, so that a worker id is never taken for a hash.
 """
 
 from typing import NamedTuple, NewType
@@ -26,7 +26,7 @@ BlockHash = NewType("BlockHash", bytes)
 
 
 class Target(NamedTuple):
-    """A place a request can run: one data-parallel rank of one worker."""
+    """A place where a request can run: one data-parallel rank of one worker."""
 
     worker_id: WorkerId
     rank: int

@@ -9,20 +9,12 @@ V = TypeVar("V")
 
 
 class Lru(Generic[K, V]):
-    """Map keys to values within a budget; the least recently used entries are evicted first.
-
-    Values are not None. Not for several threads at once.
-
-    Attributes:
-        weight: of all entries together.
-    """
+    """Map keys to values within a budget, evicting the least recently used entries first. Values
+    are not None. Not thread-safe. ``weight`` is the total of all entries."""
 
     def __init__(self, budget: int, weigh: Callable[[V], int] = lambda _: 1) -> None:
-        """
-        Args:
-            budget: largest weight of all entries together.
-            weigh: weight of a value, the same each time; without it ``budget`` counts entries.
-        """
+        """Limit the total weight to ``budget``. ``weigh`` must be constant for a value; by default
+        each entry weighs 1."""
         self.weight = 0
         self._budget = budget
         self._weigh = weigh
@@ -32,28 +24,26 @@ class Lru(Generic[K, V]):
         return len(self._entries)
 
     def __iter__(self) -> Iterator[K]:
-        """Keys, the least recently used first."""
+        """Iterate over keys, the least recently used first."""
         return iter(self._entries)
 
     def __contains__(self, key: K) -> bool:
         return key in self._entries
 
     def get(self, key: K) -> V | None:
-        """Return the value of a key and mark it as used, None if it is not there."""
+        """Return the value of a key and mark it as used; None if it is missing."""
         value = self._entries.get(key)
         if value is not None:
             self._entries.move_to_end(key)
         return value
 
     def peek(self, key: K) -> V | None:
-        """Return the value of a key without marking it as used, None if it is not there."""
+        """Return the value of a key without marking it as used; None if it is missing."""
         return self._entries.get(key)
 
     def put(self, key: K, value: V) -> list[V]:
-        """Set the value of a key and evict what is over the budget; return the evicted values.
-
-        A value heavier than the budget is not kept, and costs no other entry its place.
-        """
+        """Set a value and evict entries over the budget; return the evicted values. A value heavier
+        than the budget is not stored and evicts nothing."""
         self.pop(key)
         added = self._weigh(value)
         if added > self._budget:
@@ -63,14 +53,14 @@ class Lru(Generic[K, V]):
         return self.shrink(self._budget)
 
     def pop(self, key: K) -> V | None:
-        """Remove a key; its value, None if it was not there."""
+        """Remove a key; return its value, None if it is missing."""
         value = self._entries.pop(key, None)
         if value is not None:
             self.weight -= self._weigh(value)
         return value
 
     def shrink(self, budget: int) -> list[V]:
-        """Evict the least recently used until a weight is left; return the evicted values."""
+        """Evict the least recently used entries down to a total weight; return their values."""
         evicted = []
         while self.weight > budget:
             _, value = self._entries.popitem(last=False)

@@ -1,7 +1,6 @@
-"""The LoRA adapters of a worker: read from ``--lora-modules`` and loaded before it serves, or
-loaded and let go by operators while it does.
+"""LoRA adapters of a worker, from ``--lora-modules`` at start or from operators at run time.
 
-Requests name an adapter; which files that means the worker knows by itself.
+Requests name an adapter; the worker alone decides which files that means.
 """
 
 import argparse
@@ -33,10 +32,8 @@ MOST_FORMER: Final = 64  # adapters that are remembered when they have gone
 
 
 def read_adapter(text: str) -> Adapter:
-    """One value of ``--lora-modules``, as ``vllm serve`` takes it: ``name=path`` or JSON.
-
-    Raises ArgumentTypeError: it is neither.
-    """
+    """Parse one value of ``--lora-modules``: ``name=path`` or JSON, as ``vllm serve`` takes it.
+    Raises ArgumentTypeError: it is neither."""
     name, equals, path = text.partition("=")
     try:
         if equals and not text.lstrip().startswith("{"):
@@ -53,20 +50,20 @@ def read_adapter(text: str) -> Adapter:
 
 
 def _placed(adapter: Adapter) -> Adapter:
-    """With the whole path, which frontends hash too."""
+    """Make the path absolute: frontends hash it too."""
     if Path(adapter.path).is_dir():
         return adapter.model_copy(update={"path": str(Path(adapter.path).absolute())})
     return adapter
 
 
 class Adapters:
-    """Adapters that the engine has, in the order in which they came.
+    """Adapters of the engine, in the order of loading.
 
     Attributes:
-        slots: how many the engine computes with at once.
-        changes: how often ``known`` has changed since the start.
-        active: those used last, as many as there are slots; the last one last. vLLM keeps those by
-            the same rule, and tells nobody.
+        slots: adapters that the engine computes with at once.
+        changes: number of changes of ``known`` since the start.
+        active: the last ``slots`` adapters used, most recent last. vLLM keeps the same LRU but does
+            not report it.
     """
 
     def __init__(self, known: Sequence[Adapter] = ()) -> None:
@@ -88,10 +85,8 @@ class Adapters:
         )
 
     def check(self, *, enabled: bool, taken: Sequence[str]) -> None:
-        """Refuse what can't be served, before anything is loaded: names of the model are taken.
-
-        Raises ConfigurationError: says what is wrong.
-        """
+        """Check the names before anything is loaded; ``taken`` are the model's names. Raises
+        ConfigurationError: adapters are disabled, or a name occurs twice."""
         if self.known and not enabled:
             raise ConfigurationError("--lora-modules needs --enable-lora")
         if len(self._requests) < len(self.known):
@@ -101,10 +96,10 @@ class Adapters:
                 raise ConfigurationError(f"--lora-modules: {name} is the name of the model")
 
     async def load(self, add: Callable[[LoRARequest], Awaitable[object]]) -> None:
-        """Have the engine load all of them, by a call for each.
+        """Load all adapters, with one ``add`` call each.
 
         Raises:
-            ConfigurationError: one can't be loaded.
+            ConfigurationError: an adapter can't be loaded.
             EngineGoneError: the engine died meanwhile.
         """
         for name, request in self._requests.items():
@@ -117,7 +112,7 @@ class Adapters:
             self._used(name)
 
     def _wanted(self, wanted: LoadLoraAdapter, taken: Sequence[str]) -> Adapter:
-        """What there is to be loaded. Raises OperationRefusedError: it can't be."""
+        """Return the adapter to load. Raises OperationRefusedError: the worker can't load it."""
         name = wanted.lora_name
         try:
             adapter = Adapter(
@@ -143,11 +138,11 @@ class Adapters:
         add: Callable[[LoRARequest], Awaitable[object]],
         taken: Sequence[str],
     ) -> None:
-        """Have the engine load another one, by a call; names of the model are taken.
+        """Load one more adapter with the ``add`` call; ``taken`` are the model's names.
 
         Raises:
-            OperationRefusedError: it can't be, and nothing was done.
-            Exception: whatever the engine says of its files.
+            OperationRefusedError: refused, and nothing was done.
+            Exception: the engine's error about the files.
         """
         adapter = self._wanted(wanted, taken)
         name, known = adapter.name, self._requests.get(adapter.name)
@@ -165,11 +160,9 @@ class Adapters:
         self._used(name)
 
     def forget(self, unwanted: UnloadLoraAdapter) -> None:
-        """Offer it no longer. The engine keeps it for requests that run, and drops it when there is
-        no room, as below vLLM's own server.
-
-        Raises OperationRefusedError: it is not here.
-        """
+        """Stop offering an adapter. As below vLLM's own server, the engine keeps it for running
+        requests and evicts it when it needs the slot. Raises OperationRefusedError: there is no
+        such adapter."""
         name = unwanted.lora_name
         gone = self._requests.pop(name, None)
         if gone is None:
@@ -180,7 +173,7 @@ class Adapters:
         self.changes += 1
 
     def _remember(self, gone: LoRARequest, instead: LoRARequest) -> None:
-        """Frontends may have sent requests for it before they heard that it goes."""
+        """Keep serving requests that frontends sent before they heard of the removal."""
         self._former.put((gone.lora_name, gone.lora_path), instead)
 
     def _used(self, name: str) -> None:
@@ -189,10 +182,8 @@ class Adapters:
             self.active = (*others, name)[-self.slots :]
 
     def named(self, asked: LoRARequest | None) -> LoRARequest | None:
-        """The engine's own of what a frontend asks for.
-
-        Raises RequestRejectedError: there is no such adapter here.
-        """
+        """Return the engine's own request object for the adapter that a frontend names. Raises
+        RequestRejectedError: there is no such adapter here."""
         if asked is None:
             return None
         name, path = asked.lora_name, asked.lora_path
@@ -206,11 +197,9 @@ class Adapters:
 
 
 def check_files(adapter: LoRARequest) -> None:
-    """Blocks. An engine that has dropped an adapter reads it again for a request, and ends if it
-    can't.
-
-    Raises WorkerBusyError: its files are gone from this host.
-    """
+    """Check that an adapter's files still exist. Blocks. An engine that evicted an adapter reads it
+    again for a request, and dies if it can't. Raises WorkerBusyError: the files are gone from this
+    host."""
     path = Path(adapter.lora_path)
     if path.is_absolute() and not (path / "adapter_config.json").is_file():
         raise WorkerBusyError(f"the files of adapter {adapter.lora_name} are gone from {path}")

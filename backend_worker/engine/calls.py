@@ -1,4 +1,4 @@
-"""What a request asks of AsyncLLM: a prompt with processed media, to generate from or to pool."""
+"""Calls of AsyncLLM: generate from, or pool, a prompt with processed media."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -26,11 +26,9 @@ def media_input(
     items: Sequence[MultiModalKwargsItem | None],
     cache_salt: str | None,
 ) -> EngineInput:
-    """A prompt with media as AsyncLLM takes it, which keeps them by modality. Parts come by
-    position; sound and pictures of one video may share theirs.
-
-    Raises RequestRejectedError: no frontend can have found the parts in this order.
-    """
+    """Group a prompt's media by modality, as AsyncLLM takes them. Parts come by position; audio and
+    frames of one video may share a position. Raises RequestRejectedError: no frontend can have
+    produced this order."""
     modalities = _modalities(parts)
     kwargs: dict[str, list[MultiModalKwargsItem | None]] = {name: [] for name in modalities}
     hashes: dict[str, list[str]] = {name: [] for name in modalities}
@@ -43,17 +41,15 @@ def media_input(
 
 
 def encoded(prompt: EngineInput) -> EngineInput:
-    """The prompt of a decoder as AsyncLLM takes it where an encoder has its media.
-
-    The encoder's own tokens are for checks, which frontends have made.
-    """
+    """Return a decoder's prompt for an encoder that has the media. The encoder's own tokens serve
+    only checks, which frontends have made."""
     nothing = tokens_input([])
     return EncoderDecoderInput(type="enc_dec", encoder_prompt=nothing, decoder_prompt=prompt)
 
 
 def _modalities(parts: Sequence[MediaPart]) -> list[str]:
-    """The modalities in an order under which vLLM, which sorts media by offset alone,
-    finds them as the frontend did; their order is part of block hashes."""
+    """Order modalities so that vLLM, which sorts media by offset alone, keeps the frontend's order.
+    The order is part of block hashes."""
     sorter = TopologicalSorter({part.modality: () for part in parts})
     for one, other in pairwise(parts):
         if one.offset == other.offset and one.modality != other.modality:
@@ -82,11 +78,9 @@ def ask(
     adapter: LoRARequest | None,
     rank: int | None,
 ) -> AsyncGenerator[AnyOutput, None]:
-    """The outputs of a request, with an adapter as this engine knows it, on a rank among those
-    behind ``llm``. Nothing suspends before its prompt is sent.
-
-    Raises RequestRejectedError: the engine would end with it; and what AsyncLLM raises.
-    """
+    """Return the outputs of a request. Nothing suspends before the prompt is sent. ``adapter`` is
+    the engine's own object; ``rank`` counts among the ranks behind ``llm``. Raises
+    RequestRejectedError: the request would kill the engine. Also raises AsyncLLM's errors."""
     _check_logprobs(llm, submit)
     drop_transfer_params(submit.sampling_params)
     headers = tracing.headers_onwards(submit.trace_headers)
@@ -109,9 +103,9 @@ def ask(
 
 
 def _check_logprobs(llm: AsyncLLM, submit: Submit) -> None:
-    """vLLM's kernels for CPUs compute the logits of prompts with the adapters of those tokens that
-    are sampled in the same step, of which there is one for each request, and break if there are
-    two (`punica_cpu.add_lora_logits`)."""
+    """Refuse prompt_logprobs with LoRA on a CPU: vLLM's kernel would break.
+    `punica_cpu.add_lora_logits` applies one adapter per sampled token to the prompt's logits, and
+    breaks if a step has two requests."""
     params = submit.sampling_params
     if params is None or params.prompt_logprobs is None:
         return
@@ -121,7 +115,7 @@ def _check_logprobs(llm: AsyncLLM, submit: Submit) -> None:
 
 
 def has_failed(output: AnyOutput) -> bool:
-    """Whether the engine failed on the request, perhaps since it had evicted its media."""
+    """Return whether the engine failed on the request, perhaps because it had evicted its media."""
     if isinstance(output, PoolingRequestOutput):
         return output.error is not None
     return any(one.finish_reason == "error" for one in output.outputs)
@@ -141,7 +135,7 @@ async def _pooled(
         "priority": submit.priority,
     }
     if len(served_ranks(llm.vllm_config.parallel_config)) > 1:
-        # vLLM's encode() can be told the rank in no other way.
+        # encode() takes no rank, process_inputs does.
         prompt = llm.input_processor.process_inputs(
             submit.request_id,
             prompt,
@@ -157,13 +151,12 @@ async def _pooled(
 
 
 def check_form(first: AnyOutput, submit: Submit) -> None:
-    """Refuse a request if the engine can't write the form of answer that it demands, by its first
-    output.
+    """Refuse a request if its first output shows that the engine can't write the demanded grammar.
 
-    vLLM looks at grammars before, but its engine may find that one can't be compiled, or lets no
-    token follow. It says nothing but that the request failed, and its server answers 500.
+    vLLM validates grammars earlier, but its engine may still fail to compile one, or find no
+    allowed token. It reports only a failure, for which vLLM's server answers 500.
 
-    Raises RequestRejectedError: it can't.
+    Raises RequestRejectedError: the request has a grammar and failed.
     """
     params = submit.sampling_params
     if params is not None and params.structured_outputs is not None and has_failed(first):
@@ -174,12 +167,12 @@ def check_form(first: AnyOutput, submit: Submit) -> None:
 
 
 def check(output: AnyOutput) -> None:
-    """Refuse what was pooled and is no answer, or too large for one.
+    """Check a pooled output.
 
     Raises:
         EngineFailedError: the engine failed on it.
         WorkerBusyError: an operator had the engine end it.
-        RequestRejectedError: it is too large.
+        RequestRejectedError: the output is larger than an answer may be.
     """
     if not isinstance(output, PoolingRequestOutput):
         return

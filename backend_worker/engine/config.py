@@ -1,12 +1,11 @@
-"""How a worker's engine is configured, and which data-parallel ranks it serves.
+"""Configuration of a worker's engine, and the data-parallel ranks that it serves.
 
-It is configured as ``vllm serve`` configures its own for the same flags;
-``tests/unit/backend_worker/test_engine_config.py`` has the exceptions.
+The engine is configured as ``vllm serve`` configures its own for the same flags;
+``tests/unit/backend_worker/test_engine_config.py`` lists the exceptions.
 
-With internal balancing one AsyncLLM serves all ranks. With hybrid balancing there is a worker on
-each node for the ranks of that node, with external balancing one for each rank.
-Ranks are numbered over the whole group on cards, in KV events and on the request plane; only
-``AsyncLLM.generate`` counts from the first that is its own.
+With internal balancing one AsyncLLM serves all ranks, with hybrid balancing the ranks of its node,
+with external balancing one rank. Cards, KV events and the request plane number ranks over the whole
+group; only ``AsyncLLM.generate`` counts from its own first rank.
 """
 
 import os
@@ -24,7 +23,7 @@ from common.vllm_compat.features import hash_blocks_by_their_own_tokens
 
 
 def served_ranks(parallel: ParallelConfig) -> list[int]:
-    """The ranks that an AsyncLLM serves, ascending, numbered over the whole group."""
+    """Return the ranks that an AsyncLLM serves, ascending, numbered over the whole group."""
     if parallel.local_engines_only:
         first = parallel.data_parallel_index
         return list(range(first, first + parallel.data_parallel_size_local))
@@ -32,10 +31,8 @@ def served_ranks(parallel: ParallelConfig) -> list[int]:
 
 
 def check_launch(config: VllmConfig) -> None:
-    """Refuse launches under which a worker could not serve its ranks.
-
-    Raises ConfigurationError: names the flag and says why.
-    """
+    """Refuse launches under which a worker could not serve its ranks. Raises ConfigurationError:
+    names the flag and the reason."""
     parallel = config.parallel_config
     if parallel.data_parallel_size == 1:
         return
@@ -62,28 +59,29 @@ USAGE: Final = UsageContext.OPENAI_API_SERVER
 
 
 def prepare_environment(host: str) -> None:
-    """Set what vLLM reads from the environment, unless the user did, KV events' host among it.
-    Before anything else: engine processes inherit it."""
+    """Set vLLM's environment variables unless the user did, among them the host of KV events. Call
+    this first: engine processes inherit the environment."""
     os.environ.setdefault("VLLM_HOST_IP", host)
-    # Whole block hashes in events: 64 bits of them could be another image's.
+    # Publish whole block hashes: 64 bits of one could collide with another image's.
     os.environ.setdefault("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "0")
-    # As `vllm serve` does. Else vLLM forks the engine on a GPU, from a process whose renderer warms
-    # up in a thread meanwhile: a lock that the thread holds stays locked in the engine, and what
-    # CUDA has initialised here can't be used there.
+    # As `vllm serve` does. Otherwise vLLM forks the engine on a GPU while a thread of the renderer
+    # warms up. A lock held by that thread would stay locked in the engine, and CUDA state
+    # initialised here can't be used there.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 
 
 def with_our_defaults(args: AsyncEngineArgs, given: frozenset[str]) -> AsyncEngineArgs:
-    """The engine arguments, changed in place, with what routing needs unless the user gave them."""
+    """Change engine arguments in place: set the defaults that routing needs unless the user gave
+    them."""
     for name in ("model", "tokenizer", "hf_config_path", "generation_config"):
-        # The frontend reads them too, from another working directory perhaps, and the
+        # The frontend reads these paths too, perhaps from another working directory, and the
         # model's name enters every media hash.
         value = getattr(args, name)
         if value not in (None, "auto", "vllm") and Path(value).is_dir():
             setattr(args, name, str(Path(value).absolute()))
     if "prefix_caching_hash_algo" not in given:
         args.prefix_caching_hash_algo = "sha256_cbor"
-    # vLLM would start and stop a profiler of this process in any threads: the second one kills it.
+    # vLLM would start and stop this process's profiler in any thread: the second thread kills it.
     args.profiler_config.ignore_frontend = True
     if "kv_events_config" not in given:
         args.kv_events_config = KVEventsConfig(
@@ -96,11 +94,13 @@ def with_our_defaults(args: AsyncEngineArgs, given: frozenset[str]) -> AsyncEngi
 
 
 def engine_config(args: AsyncEngineArgs, encoder_cache_tokens: int = 0) -> VllmConfig:
-    """What vLLM makes of them. It keeps encodings of as many media tokens as a step prefills, or
-    more if that is asked for.
+    """Resolve engine arguments to vLLM's configuration, and check it.
 
-    Raises ConfigurationError: an argument that frontends can't follow, or a launch under which the
-    ranks can't be served; and whatever vLLM raises of arguments that are wrong.
+    The encoder cache holds the tokens that one step prefills, or ``encoder_cache_tokens`` if that
+    is more.
+
+    Raises ConfigurationError: frontends can't follow an argument, or the ranks can't be served.
+    Also raises vLLM's own errors for invalid arguments.
     """
     check_arguments(args)
     config = args.create_engine_config(USAGE)

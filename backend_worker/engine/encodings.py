@@ -1,6 +1,6 @@
-"""Keep encodings of media in host memory: vLLM's ``ECCPUConnector``, as engines of ours have it.
+"""Keep media encodings in host memory, with a subclass of vLLM's ``ECCPUConnector``.
 
-The engine's processes import the connector from here, by the engine's configuration.
+Engine processes import the connector from here, by their configuration.
 
 Source: ``ECCPUConnector`` of vLLM 0.32.0 and 0.33.0.
 """
@@ -32,10 +32,8 @@ _MOST: Final = 1 << 32  # tokens that a card can say
 
 
 def take_over(config: VllmConfig) -> None:
-    """Have an engine use our connector where it would use vLLM's.
-
-    Raises ConfigurationError: there is no room for what it should keep.
-    """
+    """Replace vLLM's connector by ours in the engine's configuration. Raises ConfigurationError:
+    host memory is too small for the requested size."""
     connector = config.ec_transfer_config
     if connector is None or connector.ec_connector != HOST_MEMORY:
         return
@@ -63,15 +61,15 @@ def _check_room(config: VllmConfig, wanted: object) -> None:
 
 
 def token_bytes(config: VllmConfig, width: int) -> int:
-    """Of a media token's encoding, so wide."""
+    """Return the bytes of one media token's encoding of this width."""
     dtype = config.model_config.dtype
     assert isinstance(dtype, torch.dtype)  # resolved
     return width * dtype.itemsize
 
 
 def kept_tokens(config: VllmConfig) -> int:
-    """Media tokens whose encodings an engine keeps, wherever that is: about as many, of models
-    that encode them wider than one can know before."""
+    """Return the media tokens whose encodings an engine keeps, on the device or the host. An
+    estimate for models that encode some media wider than the configuration says."""
     own = config.scheduler_config.encoder_cache_size
     connector = config.ec_transfer_config
     if connector is None:
@@ -82,7 +80,8 @@ def kept_tokens(config: VllmConfig) -> int:
 
 
 def refuses(config: VllmConfig, operation: Operation) -> str:
-    """Why an engine does not do an operation that encodings in the host's memory would survive."""
+    """Return why an engine refuses an operation: encodings in host memory would outlive it. Empty
+    if it does not."""
     survived = isinstance(operation, ReloadWeights | ResetEncoderCache) or (
         isinstance(operation, Sleep) and operation.level > 1
     )
@@ -95,8 +94,8 @@ def refuses(config: VllmConfig, operation: Operation) -> str:
 
 
 class HostEncodings(ECCPUConnector):
-    """Its memory has a name that is known outside, and what has no room in it is not kept: vLLM's
-    ends the engine then."""
+    """ECCPUConnector with a known memory name that skips media too large for it; vLLM's would end
+    the engine for these."""
 
     def __init__(self, vllm_config: VllmConfig, role: ECConnectorRole) -> None:
         named = copy.copy(vllm_config)
@@ -106,7 +105,7 @@ class HostEncodings(ECCPUConnector):
         super().__init__(named, role)
 
     def update_state_after_alloc(self, request: Request, index: int) -> None:
-        """A medium is about to be in the encoder cache: keep it, or copy what is kept."""
+        """Store a medium that is about to enter the encoder cache, or load its stored encoding."""
         if self._has_room(request.mm_features[index]):
             super().update_state_after_alloc(request, index)
 

@@ -1,4 +1,4 @@
-"""Name shared memory and sockets of engines after their worker, and remove those of dead workers.
+"""Name the engines' shared memory and sockets after their worker; remove those of dead workers.
 
 Imports nothing of vLLM.
 """
@@ -23,16 +23,14 @@ _MAX_PATH_LEN: Final = 107 - len("/01234567-89ab-cdef-0123-456789abcdef")
 
 
 def instance_name(worker: int) -> str:
-    """What the engine of a worker, by its process id, is called."""
+    """Return the instance name of a worker's engine; ``worker`` is a process id."""
     return f"mmrouter-{_pid_namespace()}-{worker}"
 
 
 def make_socket_directory() -> None:
-    """Have vLLM make the sockets of this worker's engine in a directory of their own.
-
-    A killed process leaves its sockets behind, and vLLM makes several for each engine. Where the
-    user chose a directory, or the name would be too long, they are made as vLLM does.
-    """
+    """Put the sockets of this worker's engine into their own directory. A killed process leaves its
+    sockets behind, several for each engine. If the user chose a directory, or the path would be too
+    long, vLLM's default stays."""
     if _SOCKETS in os.environ:
         return
     directory = Path(tempfile.mkdtemp(prefix=f"{instance_name(os.getpid())}-"))
@@ -43,7 +41,7 @@ def make_socket_directory() -> None:
 
 
 def remove_memory(worker: int) -> None:
-    """Remove what is left of the engine of a worker. Once all its processes are gone."""
+    """Remove the files of a worker's engine, once all its processes are gone."""
     for file in SHARED_MEMORY.glob(f"vllm_ec_{instance_name(worker)}_dp*.mmap"):
         _remove(file)
     for directory in Path(tempfile.gettempdir()).glob(f"{instance_name(worker)}-*"):
@@ -51,7 +49,7 @@ def remove_memory(worker: int) -> None:
 
 
 def reap_memory() -> None:
-    """Remove what is left of engines whose workers are gone, and those who would clean up."""
+    """Remove the files of engines whose workers are gone."""
     for file in SHARED_MEMORY.glob("vllm_ec_mmrouter-*.mmap"):
         if _is_orphan(_NAME.fullmatch(file.name)):
             _remove(file)
@@ -61,7 +59,7 @@ def reap_memory() -> None:
 
 
 def _is_orphan(name: re.Match[str] | None) -> bool:
-    # In a container with the same shared memory a process id means another process.
+    # In a container with the same shared memory the same process id is another process.
     return (
         name is not None
         and int(name[1]) == _pid_namespace()

@@ -1,7 +1,7 @@
-"""What operators have the engine do (sleep, forget, profile, reload), and what state that leaves it
+"""Operations on the engine (sleep, reset caches, profile, reload) and the state that they leave it
 in.
 
-The one file that has vLLM's engine do it.
+The one file that calls vLLM's engine for operations.
 """
 
 from collections.abc import Sequence
@@ -39,13 +39,13 @@ _NO_WEIGHTS: Final = "its weights were given up: have them reloaded (reload_weig
 
 @dataclass(frozen=True)
 class EngineState:
-    """An engine between two operations, or during one.
+    """State of an engine between two operations, or during one.
 
     Attributes:
-        level: at which it sleeps; None if it does not.
-        resident: what of its memory is there.
-        weights_lost: what is in the memory of the weights is not the model.
-        kept: requests may stand still in it.
+        level: sleep level; None when awake.
+        resident: kinds of memory that are present.
+        weights_lost: the weights' memory does not hold the model.
+        kept: requests may be frozen in the engine.
     """
 
     condition: Condition = Condition.SERVING
@@ -56,7 +56,7 @@ class EngineState:
 
     @property
     def refusal(self) -> str:
-        """Why no request is taken; empty if they are."""
+        """Reason why no request is taken; empty if requests are taken."""
         if self.condition is Condition.SERVING:
             return ""
         if self.weights_lost and self.resident == MEMORY:
@@ -64,7 +64,7 @@ class EngineState:
         return f"it is {self.condition}"
 
     def refuses(self, operation: Operation) -> str:
-        """Why an operation can't be begun; empty if it can. vLLM would begin some of these, and
+        """Return why an operation can't begin; empty if it can. vLLM would begin some of these, and
         compute with memory that is not there."""
         given_up = self.resident != MEMORY
         match operation:
@@ -89,7 +89,7 @@ class EngineState:
         return ""
 
     def needs_nothing(self, operation: Operation) -> bool:
-        """Whether an operation is done without the engine: what it asks for is so already."""
+        """Return whether the requested state holds already, so the engine need not be called."""
         match operation:
             case Sleep():
                 return "weights" not in self.resident
@@ -100,11 +100,11 @@ class EngineState:
         return False
 
     def asleep_of(self, tags: Sequence[Tag]) -> list[Tag]:
-        """Tags without those that are awake: one of these has vLLM wake up none of the others."""
+        """Return only the sleeping tags: with one awake tag among them vLLM wakes none."""
         return [tag for tag in tags if tag not in self.resident]
 
     def during(self, operation: Operation) -> "EngineState":
-        """From the moment on at which an operation is asked for."""
+        """Return the state from the moment an operation is requested."""
         match operation:
             case Sleep():
                 return replace(self, condition=Condition.ASLEEP)
@@ -113,7 +113,8 @@ class EngineState:
         return self
 
     def after(self, operation: Operation, *, rests: bool) -> "EngineState":
-        """Once it is done; the engine says if it rests (is paused or asleep)."""
+        """Return the state after an operation; ``rests`` is the engine's answer whether it is
+        paused or asleep."""
         state = self
         match operation:
             case Pause("keep") | Sleep(_, "keep"):
@@ -142,11 +143,11 @@ class EngineState:
 
 
 async def operate(llm: AsyncLLM, operation: Operation) -> None:
-    """Do one operation that the engine does not refuse, however long it takes.
+    """Run one operation that the engine does not refuse, without a time limit.
 
     Raises:
-        OperationRefusedError: it can't be done now, and nothing was done.
-        Exception: vLLM's, of what failed.
+        OperationRefusedError: not possible now, and nothing was done.
+        Exception: vLLM's error, if it failed.
     """
     match operation:
         case Sleep(level, mode):
@@ -178,7 +179,7 @@ async def operate(llm: AsyncLLM, operation: Operation) -> None:
 
 
 def refuses(llm: AsyncLLM, operation: Operation) -> str:
-    """Why an engine that was started so does not do an operation; empty if it does."""
+    """Return why an engine with these flags never does an operation; empty if it does."""
     config = llm.vllm_config
     if why := encodings.refuses(config, operation):
         return why
@@ -207,7 +208,7 @@ async def _start_profile(llm: AsyncLLM, start: StartProfile) -> None:
 
 
 async def _reload_weights(llm: AsyncLLM) -> None:
-    """From where the model was loaded. What other weights computed is forgotten."""
+    """Reload from the model's original source, and drop every cache of the old weights."""
     await llm.collective_rpc("reload_weights")
     await llm.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
     await llm.reset_mm_cache()

@@ -1,9 +1,8 @@
-"""Outputs of an engine on the shortest way, from its socket to whoever sends them.
+"""Shortest path of outputs: from the engine's socket straight to the sender.
 
-The socket is read as those of the request plane are: pyzmq's own class for asyncio took a third of
-what a worker's process did for a step of its engine. vLLM then leaves an output where the task of
-its request finds it. To wake that task at each token, through a generator of each layer, takes
-longer than to send it.
+The socket is read like those of the request plane: pyzmq's asyncio class took a third of a worker's
+CPU time per engine step. vLLM then wakes the request's task at each token, through a generator per
+layer, which costs more than sending it.
 """
 
 import asyncio
@@ -23,35 +22,34 @@ from common.request_plane.loop_socket import LoopReader
 
 
 class EngineOutputs(zmq.asyncio.Socket):
-    """To vLLM a socket as any other. One task reads it, and nobody sends."""
+    """A socket that vLLM uses as any other. One task reads it, none sends."""
 
     _loop_reader: LoopReader | None = None
 
     def recv_multipart(  # type: ignore[override] # it has one signature for each kind of frames
         self, *_: object, **__: object
     ) -> Coroutine[Any, Any, list[zmq.Frame]]:
-        """The frames of the next message. vLLM asks for them without a copy."""
+        """Return the frames of the next message. vLLM asks for them without a copy."""
         if self._loop_reader is None:
             self._loop_reader = LoopReader(zmq.Socket.shadow(self))
         return self._next(self._loop_reader)
 
     async def _next(self, reader: LoopReader) -> list[zmq.Frame]:
-        """With a turn for others before it. Where an engine is ahead of what its outputs cost here,
-        neither this nor vLLM's queue ever waits, and the worker would be silent until it caught up.
-        """
+        """Yield to the event loop first if a message is ready. With an engine ahead of its outputs
+        neither this nor vLLM's queue ever waits. The worker would be silent until it caught up."""
         if reader.does_not_wait:
             await asyncio.sleep(0)
         return await reader.receive()
 
     def close(self, linger: int | None = None) -> None:
-        """Close it. Whoever waits is cancelled, as pyzmq does it."""
+        """Close the socket and cancel its reader, as pyzmq does."""
         if self._loop_reader is not None and not self.closed:
             self._loop_reader.stop()
         super().close(linger)
 
 
 class _Context:
-    """Makes what vLLM makes of a context."""
+    """Context that creates :class:`EngineOutputs` sockets."""
 
     def __init__(self, context: zmq.asyncio.Context) -> None:
         self._context = context
@@ -61,7 +59,7 @@ class _Context:
 
 
 def install() -> None:
-    """Let all engines of this process be read so."""
+    """Use :class:`EngineOutputs` for all engines of this process."""
     vars(core_client)["make_zmq_socket"] = _make_zmq_socket
 
 
@@ -81,26 +79,25 @@ _take: Final[ContextVar[Take | None]] = ContextVar("who takes outputs", default=
 
 
 def take_outputs(take: Take) -> None:
-    """Who takes the outputs of what this task asks its engine for from now on: all but the last of
-    a request, as long as none before it waits for the task."""
+    """Set the receiver of outputs for the engine calls of this task. It gets all outputs but a
+    request's last, as long as no earlier one waits for the task."""
     _take.set(take)
 
 
 class DirectLLM(AsyncLLM):
-    """An engine whose outputs are offered to whoever takes them."""
+    """AsyncLLM that offers outputs to the receiver set by :func:`take_outputs`."""
 
     async def add_request(self, *args: object, **options: object) -> RequestOutputCollector:
-        """Return where vLLM leaves the outputs of a request, once the engine has been told."""
         collector = await super().add_request(*args, **options)
         if (take := _take.get()) is not None:
-            # vLLM knows this one already.
+            # vLLM holds this object already, so its class is changed in place.
             collector.__class__ = DirectCollector
             vars(collector)["take"] = take
         return collector
 
 
 class DirectCollector(RequestOutputCollector):
-    """Where vLLM leaves the outputs of a request."""
+    """Collector of a request that offers each output to ``take`` first."""
 
     take: Take
 

@@ -1,9 +1,8 @@
-"""Processing a medium in the worker, for when transfer is turned off.
+"""Process a medium in the worker, for when transfer is turned off.
 
-Uses the engine's own renderer with its processor-only cache, on the renderer's own
-thread; an injected item's cache is never touched. That cache too is kept apart by
-``cache_salt``: vLLM passes names of media on to what hashes them, and the name that we give
-each medium is its partition.
+Uses the engine's own renderer with its processor-only cache, on the renderer's own thread, and
+never touches the cache of injected items. That cache too is partitioned by ``cache_salt``: vLLM
+passes the name of each medium to the hash function, and its partition is that name.
 """
 
 import asyncio
@@ -31,21 +30,16 @@ from common.vllm_compat.renderer_patches import ByContent
 
 
 class LocalRenderer:
-    """Turns an encoded medium into tensors."""
+    """Render an encoded medium to tensors."""
 
     def __init__(self, renderer: BaseRenderer) -> None:
-        """
-        Args:
-            renderer: hashes media by :func:`partitioned_hashes`.
-        """
+        """Take a renderer that hashes media by :func:`partitioned_hashes`."""
         guard_decoders()
         self._renderer = renderer
 
     async def render(self, source: MediaSource) -> tuple[MmHash, MultiModalKwargsItem]:
-        """Decode and process one medium. Its hash is the one within its partition.
-
-        Raises CorruptSegmentError: it can't be processed here, though the frontend could.
-        """
+        """Decode and process one medium; return its hash within its partition, and its tensors.
+        Raises CorruptSegmentError: it can't be processed here, though the frontend could."""
         if source.modality != "image" and not is_known_container(source.encoded):
             raise CorruptSegmentError(
                 f"the {source.modality} begins like none of the formats that are read"
@@ -59,7 +53,7 @@ class LocalRenderer:
                 case "image":
                     medium = await connector.fetch_image_async(url)
                 case "video":
-                    # Some models have frames chosen in a way of their own.
+                    # Some models select frames in their own way.
                     chooser = get_video_processor_cls_name(renderer.model_config)
                     medium = await connector.fetch_video_async(url, video_processor=chooser)
                 case "audio":
@@ -96,12 +90,11 @@ class LocalRenderer:
 async def _place_for(
     processor: BaseMultiModalProcessor[Any], modality: str, medium: object
 ) -> dict[str, str | list[int]]:
-    """A prompt of one medium, in vLLM's words.
+    """Return a prompt that contains one medium, as vLLM takes it.
 
-    Most processors put the medium's tokens where a text names it. Those of Mistral's own format
-    expect what its tokenizer writes, which looks at the medium: they alone take it here. Others
-    have no text and write the tokens themselves, whatever the medium. Where there is neither, the
-    medium's place is the beginning of any prompt.
+    Three cases: most processors place the medium's tokens where a text names it. Processors of
+    Mistral's own format expect the tokens of its tokenizer, which depend on the medium. The others
+    have no text and write the tokens themselves.
     """
     counts = {modality: 1}
     takes = signature(processor.get_dummy_inputs).parameters
@@ -115,7 +108,7 @@ async def _place_for(
 
 
 def partitioned_hashes(by_content: ByContent, inputs: ProcessorInputs) -> dict[str, list[MmHash]]:
-    """Hashes of media by content, within the partition that stands where their name would."""
+    """Hash media by content, within the partition that their name stands for."""
     found = by_content(dataclasses.replace(inputs, mm_uuid_items=None))
     partitions = inputs.mm_uuid_items or {}
     return {

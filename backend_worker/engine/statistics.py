@@ -1,4 +1,4 @@
-"""What vLLM says of an engine while it runs: how busy it is, and each of its steps."""
+"""Statistics of a running engine: load, and each step."""
 
 from typing import Final
 
@@ -13,8 +13,9 @@ LONGEST_STEP_MS: Final = 60_000.0
 
 
 class _LatestStats(StatLoggerBase):
-    """Keep the newest scheduler statistics of one rank, by its number in its group, and the sums
-    over its steps. vLLM's own logger, which comes after, may be shown each step."""
+    """Keep the newest scheduler statistics of one rank, and the sums over its steps. The rank is
+    numbered within its group. With ``show_steps`` vLLM's own logger, which runs after this one,
+    sees each step."""
 
     def __init__(
         self, vllm_config: VllmConfig, engine_index: int = 0, *, show_steps: bool = False
@@ -48,10 +49,10 @@ class _LatestStats(StatLoggerBase):
         """Add one step with prompts.
 
         Args:
-            waited_ms: how long the engine waited for the device: less than the step where the
-                engine prepared the next step meanwhile.
-            since_last_ms: the least time between two tokens of one request; 0 if nothing decodes.
-                A request may have been left out of the step before, hence the least.
+            waited_ms: time the engine waited for the device: less than the step if the engine
+                prepared the next step meanwhile.
+            since_last_ms: minimum time between two tokens of a request; 0 if nothing decodes. The
+                minimum, because a request may have skipped the previous step.
         """
         ms = max(waited_ms, since_last_ms)
         if 0.0 <= ms <= LONGEST_STEP_MS:
@@ -62,7 +63,7 @@ class _LatestStats(StatLoggerBase):
 
 
 class StatsBoard:
-    """vLLM's factory of a logger per rank, which remembers what it made."""
+    """vLLM's factory of one logger per rank, which keeps the loggers."""
 
     def __init__(self, *, show_steps: bool) -> None:
         self._show_steps = show_steps

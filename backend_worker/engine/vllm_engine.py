@@ -1,7 +1,7 @@
 """The one file of the worker that touches vLLM's engine.
 
-Starts an AsyncLLM, says what it resolved to (for the card), gives it prompts whose
-media are already processed, and reads how busy it is. Knows no sockets.
+Starts an AsyncLLM, reports its resolved settings for the card, feeds it prompts with processed
+media, and reads its load. Knows no sockets.
 """
 
 import asyncio
@@ -86,8 +86,7 @@ Items = Mapping[MmHash, MultiModalKwargsItem]
 
 @dataclass(frozen=True)
 class RankLoad:
-    """How busy the engine of one rank is; the units are those of
-    ``common.request_plane.protocol.RankStatus``."""
+    """Load of one rank's engine, in the units of ``common.request_plane.protocol.RankStatus``."""
 
     running: int = 0
     waiting: int = 0
@@ -95,10 +94,8 @@ class RankLoad:
 
 
 async def answered(llm: AsyncLLM, call: Awaitable[_Answer]) -> _Answer:
-    """An engine's answer. vLLM would wait for ever for that of an engine that died.
-
-    Raises EngineGoneError: it died.
-    """
+    """Await an engine's answer; vLLM would wait for a dead engine for ever. Raises EngineGoneError:
+    the engine died."""
     asking = asyncio.ensure_future(call)
     try:
         while not (await asyncio.wait({asking}, timeout=ALIVE_CHECK_S))[0]:
@@ -130,8 +127,8 @@ class Engine:
         self._hf_runs = HfProcessorRuns(side="worker", worker_id=worker_id)
         patch_renderer(llm.renderer, runs=self._hf_runs, hashes=partitioned_hashes)
         self._cache = llm.renderer.mm_processor_cache
-        # A cache that keeps the tensors themselves (more than one rank behind one
-        # AsyncLLM) must not keep views of memory that the frontend will reuse.
+        # A cache that keeps the tensors themselves (more than one rank behind one AsyncLLM) must
+        # not keep views of memory that the frontend will reuse.
         self._copies_items = isinstance(self._cache, MultiModalProcessorOnlyCache)
 
     @classmethod
@@ -145,9 +142,9 @@ class Engine:
         """Start the engine processes and wait until they can serve.
 
         Raises:
-            ConfigurationError: see :func:`engine_config`; or an adapter that can't be loaded.
-            EngineGoneError: the engine died right after it had started.
-            Whatever vLLM raises when a model can't be loaded: the caller ends.
+            ConfigurationError: see :func:`engine_config`; or an adapter can't be loaded.
+            EngineGoneError: the engine died right after its start.
+            Exception: vLLM's error if the model can't be loaded; the process should end.
         """
         adapters.check(enabled=args.enable_lora, taken=_served_names(args))
         show_steps = args.enable_logging_iteration_details
@@ -163,7 +160,7 @@ class Engine:
             disable_log_stats=args.disable_log_stats,
         )
         try:
-            # Joins the warm-up, drops its dummy items.
+            # Joins the warm-up and drops its dummy items.
             await answered(llm, llm.reset_mm_cache())
             if config.lora_config is not None:
                 adapters.slots = config.lora_config.max_loras
@@ -171,27 +168,28 @@ class Engine:
         except (EngineGoneError, ConfigurationError):
             llm.shutdown()
             raise
-        # As vLLM does it in its engine's process, not in this one: its variables are read from
-        # the environment at each token, and what was loaded is looked through for garbage.
+        # vLLM does this in its engine's process, but not in this one. Without it, environment
+        # variables are read at each token, and the garbage collector scans all loaded objects.
         enable_envs_cache()
         freeze_gc_heap()
         return cls(args, llm, stats, worker_id, adapters)
 
     @property
     def errored(self) -> bool:
-        """True once the engine died; no request can succeed any more."""
+        """Whether the engine died; no request can succeed any more."""
         return self._llm.errored
 
     @property
     def hf_processor_runs(self) -> int:
-        """Calls of the HF processor in this worker; 0 if every item was transferred."""
+        """HF processor calls in this worker; 0 if every item was transferred."""
         return self._hf_runs.total
 
     def local_renderer(self) -> LocalRenderer:
         return LocalRenderer(self._llm.renderer)
 
     async def supported_tasks(self) -> list[str]:
-        """vLLM's task names, for example ``generate``. Raises EngineGoneError: the engine died."""
+        """Return vLLM's task names, for example ``generate``. Raises EngineGoneError: the engine
+        died."""
         return list(await answered(self._llm, self._llm.get_supported_tasks()))
 
     def served_model_names(self) -> list[str]:
@@ -207,7 +205,7 @@ class Engine:
         return engine_settings(self._args)
 
     def cache_settings(self) -> CacheSettings:
-        """What a frontend needs to make the same block hashes."""
+        """Return the settings with which a frontend computes the same block hashes."""
         config = self._llm.vllm_config.cache_config
         hash_function = get_hash_fn_by_name(config.prefix_caching_hash_algo)
         return CacheSettings(
@@ -224,7 +222,7 @@ class Engine:
     def capacity(self) -> Capacity:
         config = self._llm.vllm_config
         return Capacity(
-            # vLLM adds up those of the ranks behind an AsyncLLM.
+            # vLLM adds up the blocks of the ranks behind an AsyncLLM.
             num_blocks=(config.cache_config.num_gpu_blocks or 0) // len(self.ranks),
             max_num_seqs=config.scheduler_config.max_num_seqs,
             max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
@@ -233,11 +231,11 @@ class Engine:
 
     @property
     def ranks(self) -> list[int]:
-        """The data-parallel ranks behind this AsyncLLM, by their numbers in the whole group."""
+        """Data-parallel ranks behind this AsyncLLM, numbered over the whole group."""
         return self._ranks
 
     def kv_event_sources(self) -> list[KvEventSource]:
-        """Where the ranks publish KV events, as bound. Empty if they don't."""
+        """Return the bound KV event endpoints of the ranks; empty if they publish none."""
         return [
             KvEventSource(
                 rank=rank,
@@ -250,11 +248,11 @@ class Engine:
         ]
 
     def holds(self, mm_hash: MmHash) -> bool:
-        """Whether a prompt may name this item without bringing its tensors."""
+        """Return whether a prompt may name this item without bringing its tensors."""
         return self._cache is not None and self._cache.is_cached_item(mm_hash)
 
     def load(self) -> dict[int, RankLoad]:
-        """How busy each rank is. Ranks are missing that keep no statistics."""
+        """Return the load by rank, without ranks that keep no statistics."""
         return {
             rank: RankLoad(
                 running=stats.num_running_reqs,
@@ -268,18 +266,19 @@ class Engine:
         return self._stats.steps()
 
     async def generate(self, submit: Submit, items: Items) -> AsyncGenerator[AnyOutput]:
-        """Run a request, also one that pools; each media part is in ``items`` or held. Closing the
-        iterator aborts it in the engine.
+        """Run a generating or pooling request. Closing the iterator aborts it in the engine.
 
-        Raises: MediaMissingError: a part is neither in ``items`` nor held, or the engine turned out
-        to have evicted it. No output was produced. RequestRejectedError: the engine finds the
-        request invalid, or its answer is too large. WorkerBusyError: the engine's admission control
-        is full, an operator ended it, or it is paused. EngineFailedError: the engine failed on it.
-        EngineGoneError: the engine is dead.
+        Raises:
+            MediaMissingError: a part is neither in ``items`` nor held, or the engine had evicted
+                it. No output was produced.
+            RequestRejectedError: the request is invalid for the engine, or its answer too large.
+            WorkerBusyError: admission control is full, an operator ended the request, or the engine
+                is paused.
+            EngineFailedError: the engine failed on it.
+            EngineGoneError: the engine is dead.
         """
-        # From here to the first output nothing may suspend before AsyncLLM has
-        # sent the request: its media cache mirrors the engine's only if both see
-        # requests in the same order.
+        # From here to the first output nothing may suspend before AsyncLLM has sent the request:
+        # its media cache mirrors the engine's only if both see requests in the same order.
         forget_evicted_media(self._llm.renderer)
         prompt = self._engine_input(submit, items)
         cached = [part.mm_hash for part in submit.media if self.holds(part.mm_hash)]
@@ -311,15 +310,15 @@ class Engine:
             await outputs.aclose()
 
     async def settled(self) -> None:
-        """Wait until the engine has taken everything that was sent to it before, by a round trip on
-        the same ordered channel: an aborted request's tensors may still be in a socket, and their
-        memory must not change under it."""
-        # Nobody is left to read them; or its ranks differ in the answer, but it came.
+        """Wait until the engine has received every earlier message, by a round trip on the same
+        channel. An aborted request's tensors may still be in a socket, and their memory must not
+        change under it."""
+        # A dead engine reads nothing any more. Ranks that disagree have still answered.
         with contextlib.suppress(EngineGoneError, RuntimeError):
             await answered(self._llm, self._llm.is_sleeping())
 
     def refuses(self, operation: Operation) -> str:
-        """Why it never does what an operator wants; empty if it does."""
+        """Return why the worker never does an operation; empty if it does."""
         if isinstance(operation, LoadLoraAdapter | UnloadLoraAdapter):
             return self._refuses_adapters()
         return refuses(self._llm, operation)
@@ -332,12 +331,12 @@ class Engine:
         return ""
 
     async def operate(self, operation: Operation) -> None:
-        """Do what an operator wants, however long it takes.
+        """Run an operator's operation, without a time limit.
 
         Raises:
-            OperationRefusedError: it can't be done now, and nothing was done.
+            OperationRefusedError: not possible now, and nothing was done.
             EngineGoneError: the engine is dead.
-            Exception: vLLM's, of what failed.
+            Exception: vLLM's error, if it failed.
         """
         match operation:
             case LoadLoraAdapter():
@@ -349,7 +348,8 @@ class Engine:
                 await answered(self._llm, operate(self._llm, operation))
 
     async def rests(self) -> bool:
-        """Whether it is paused or asleep. Raises EngineGoneError: the engine is dead."""
+        """Return whether the engine is paused or asleep. Raises EngineGoneError: the engine is
+        dead."""
         return await answered(self._llm, self._llm.is_sleeping())
 
     def shutdown(self) -> None:
@@ -357,16 +357,16 @@ class Engine:
         self._llm.shutdown(timeout=SHUTDOWN_S)
 
     def _check_evicted(self, first: AnyOutput, cached: list[MmHash]) -> None:
-        """Raises MediaMissingError if a request failed since the engine had evicted its media."""
+        """Raise MediaMissingError if a request failed because the engine had evicted its media."""
         if has_failed(first):
-            # AsyncLLM drops what its engine misses from its own cache, some day.
+            # AsyncLLM drops items that its engine evicted from its own cache only later.
             forget_evicted_media(self._llm.renderer)
             missing = [mm_hash for mm_hash in cached if not self.holds(mm_hash)]
             if missing:
                 raise MediaMissingError(missing, "engine_evicted")
 
     def _local_rank(self, rank: int | None) -> int | None:
-        """The number of a rank among those behind this AsyncLLM, which vLLM asks for."""
+        """Convert a rank of the group to its index behind this AsyncLLM, as vLLM takes it."""
         return None if rank is None else self._ranks.index(rank)
 
     def _engine_input(self, submit: Submit, items: Items) -> EngineInput:
@@ -380,14 +380,14 @@ class Engine:
         token_ids = submit.prompt_token_ids or []
         if not submit.media:
             return tokens_input(token_ids, cache_salt=submit.cache_salt)
-        # By position, the order in which the engine's side of the cache sees them.
+        # By position: the engine's side of the cache sees them in this order.
         sent = self._inject(submit.media, items)
         prompt = media_input(token_ids, submit.media, sent, submit.cache_salt)
         return encoded(prompt) if self._llm.model_config.is_encoder_decoder else prompt
 
     @telemetry.stage("inject")
     def _inject(self, parts: list[MediaPart], items: Items) -> list[MultiModalKwargsItem | None]:
-        """What goes to the engine for each part: tensors, an address, or None."""
+        """Return for each part its tensors, an address, or None, as the engine takes it."""
         missing = [p.mm_hash for p in parts if p.mm_hash not in items and not self.holds(p.mm_hash)]
         if missing:
             raise MediaMissingError(missing, "not_held")
@@ -403,8 +403,8 @@ class Engine:
             elif self._cache is not None and self.holds(part.mm_hash):
                 sent.append(self._cache.get_and_update_item(None, part.mm_hash)[0])
             else:
-                # Injecting an earlier part of this very prompt evicted it. The
-                # engine won't see what was injected: forget it here as well.
+                # Injecting an earlier part of this very prompt evicted this one. The engine won't
+                # see the injected items: forget them here as well.
                 for earlier in parts[: len(sent)]:
                     if self._cache is not None:
                         self._cache.invalidate(earlier.mm_hash)

@@ -1,1 +1,1 @@
-"""KV events of the engine: published, logged, replayed, and one snapshot of all blocks it holds."""
+"""Publish, log and replay KV events, and make snapshots of all blocks that the engine holds."""

@@ -1,13 +1,12 @@
-"""What one rank has published: its last batches, and what all before them add up to.
+"""Log of one rank's KV events: the last batches, and a snapshot of all before them.
 
-A reader that misses more than a few batches gets a *snapshot*: batches of KV events of which the
-first says that the cache was emptied, and all together store what the engine then holds. They
-bear the numbers just before that of the next real batch, so that a reader goes on from there.
-The newest batch is never part of a snapshot but follows it as it was published: readers of vLLM's
-protocol may tell one run of an engine from another by the last batch that they have.
+A reader that misses more than a few batches gets a *snapshot*: batches whose first event clears the
+cache and whose others store all blocks that the engine holds. Snapshot batches are numbered just
+before the next real batch, so that a reader continues from there. The newest batch follows a
+snapshot as published: readers of vLLM's protocol may identify an engine's run by their last batch.
 
-The events of a snapshot are vLLM's own, in the shape in which it publishes them. They have neither
-tokens nor extra keys, which would be most of their size: whoever goes by hashes misses nothing.
+Snapshot events are vLLM's own, without tokens and extra keys, which would be most of their size. A
+reader that goes by hashes needs neither.
 """
 
 import logging
@@ -48,8 +47,8 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def fold(held: HeldBlocks, batch: Batch) -> None:
-    """Change the blocks that are held as a batch says. Storage that other engines share is left
-    out: what is there says nothing about this one, and has no end."""
+    """Apply a batch to the held blocks, without storage shared with other engines. Shared storage
+    says nothing about this engine, and is unbounded."""
     for event in batch.events:
         if isinstance(event, AllBlocksCleared):
             held.clear()
@@ -62,12 +61,12 @@ def fold(held: HeldBlocks, batch: Batch) -> None:
 
 
 def retell(held: HeldBlocks, last: Batch, blocks: int) -> Iterator[bytes]:
-    """Encoded batches after which whoever reads them holds the same, whatever he held before.
+    """Yield encoded batches that give any reader the same held blocks.
 
     Args:
         held: must not change before the last batch was taken.
-        last: that was added to them, for its time and rank.
-        blocks: at least, in each batch but the last; up to a run more.
+        last: batch applied last, for its time and rank.
+        blocks: minimum per batch except the last; up to a run more.
     """
     events: list[KVCacheEvent] = [AllBlocksCleared()]
     count = 0
@@ -120,13 +119,13 @@ _KEPT_S = 10.0  # until then a snapshot for which nobody asks any more is kept
 
 @dataclass(slots=True)
 class Snapshot:
-    """All that was held at one moment.
+    """All blocks held at one moment.
 
     Attributes:
-        base: number of the first batch that is not in it.
-        rest: makes its payloads; None when all are made.
-        following: batches since, the newest at that moment included.
-        used: when it was made, or last given to somebody, in monotonic seconds.
+        base: number of the first batch that is not included.
+        rest: generates the remaining payloads; None when complete.
+        following: later batches, and the newest one at that moment.
+        used: time of creation or last use, in monotonic seconds.
     """
 
     base: int
@@ -137,13 +136,13 @@ class Snapshot:
     made: float = 0.0
 
     def fits(self, start: int) -> bool:
-        """Whether its numbers are all above one from which on a reader asks."""
+        """Return whether all its numbers are above ``start``, the reader's first."""
         return self.base - len(self.payloads) > start
 
 
 class EventLog:
-    """The batches of one rank, kept in vLLM's buffer. For one thread, which calls :meth:`work` when
-    it has time."""
+    """Batches of one rank, kept in vLLM's buffer. For one thread, which calls :meth:`work` when
+    idle."""
 
     def __init__(self, kept: deque[Message], clock: Callable[[], float] = time.monotonic) -> None:
         self._kept = kept
@@ -156,7 +155,7 @@ class EventLog:
         self._next = 0
 
     def published(self, number: int, payload: bytes | None, batch: Batch) -> None:
-        """A batch was published, and is kept; without a payload readers must get on without it."""
+        """Add a published batch; without a payload it can't be replayed."""
         self._next = number + 1
         if payload is None:
             self._missing = number
@@ -169,8 +168,8 @@ class EventLog:
                 self._fold()
 
     def answer(self, start: int) -> list[Message] | None:
-        """What to send to a reader that asks for a number and all after it; None if it must be
-        asked again, since a snapshot is not ready: :meth:`work` helps."""
+        """Return all messages from number ``start`` on; None while a snapshot is being made.
+        :meth:`work` makes it; the caller asks again."""
         kept = self._kept
         if not kept or start > kept[-1][0]:
             return []
@@ -191,8 +190,8 @@ class EventLog:
         return [*enumerate(snapshot.payloads, first), *snapshot.following]
 
     def work(self) -> bool:
-        """Make a part of a snapshot, well below a millisecond, or forget one; return whether there
-        is more."""
+        """Make a part of a snapshot in well under a millisecond, or expire one; return whether
+        there is more."""
         snapshot = self._snapshot
         if snapshot is None:
             return False
@@ -212,7 +211,7 @@ class EventLog:
 
     @property
     def _base(self) -> int:
-        """Number of the first batch that is not folded."""
+        """Number of the first unfolded batch."""
         return self._unfolded[0][0] if self._unfolded else self._next
 
     def _serves(self, snapshot: Snapshot, start: int) -> bool:
@@ -220,7 +219,7 @@ class EventLog:
         return snapshot.fits(start) and (fresh or len(snapshot.following) <= _FOLLOWING)
 
     def _begin(self, held: HeldBlocks, last: Batch, start: int) -> None:
-        """Begin a snapshot, until the end of which nothing is folded."""
+        """Begin a snapshot; no batch is folded before its end."""
         base = self._base
         messages = max(1, min(_MOST_MESSAGES, base - start - 1))
         blocks = max(_BLOCKS_PER_MESSAGE, -(-held.to_tell // messages))
@@ -228,7 +227,7 @@ class EventLog:
         self._snapshot = Snapshot(base, retell(held, last, blocks), following=following)
 
     def _fold(self) -> None:
-        """Add all batches but the newest to what is held, unless that is being told."""
+        """Fold all batches but the newest, unless a snapshot is being made."""
         held = self._held
         if held is None or (self._snapshot is not None and self._snapshot.rest is not None):
             return
@@ -242,7 +241,7 @@ class EventLog:
 
     @contextmanager
     def _or_give_up(self) -> Iterator[None]:
-        """If this fails, what is held is in doubt."""
+        """Give up the account if the block fails: its state is then uncertain."""
         failed = True
         try:
             yield
@@ -252,6 +251,6 @@ class EventLog:
                 self._give_up()
 
     def _give_up(self) -> None:
-        """Keep no account any more: what is no longer kept can't be asked for."""
+        """Stop the account: only batches in the buffer can be replayed from now on."""
         self._held = self._snapshot = None
         self._unfolded.clear()

@@ -1,12 +1,12 @@
-"""The one file that touches how vLLM publishes KV events.
+"""The one file that touches vLLM's KV event publisher.
 
-vLLM's publisher runs in the engine's process, knows no encryption, and replays the last batches
-only: a reader that comes later never learns what was stored before. Ours is the same one, which
-puts the fleet key on its sockets if there is one, and can tell all that the engine holds
-(``event_log.py``). Endpoints, numbering and buffer stay vLLM's.
+vLLM's publisher runs in the engine's process, knows no encryption, and replays only the last
+batches: a late reader never learns of earlier blocks. Ours is a subclass that puts the fleet key,
+if any, on the sockets and can send a snapshot (``event_log.py``). Endpoints, numbering and buffer
+stay vLLM's.
 
-A reader asks ``["", number]`` on a ROUTER socket, and ``["", topic, number, payload]`` comes per
-batch, then a number of -1.
+A reader sends ``["", number]`` to a ROUTER socket. Each batch comes as ``["", topic, number,
+payload]``; the number -1 ends the replay.
 """
 
 import dataclasses
@@ -44,11 +44,11 @@ _END: Final = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
 
 @dataclass(slots=True)
 class _Reader:
-    """Somebody who has asked from a number on.
+    """A reader with a pending replay.
 
     Attributes:
-        left: messages still to send, the end excluded; None before there is an answer.
-        moved: when it last took one, in monotonic seconds.
+        left: messages still to send, without the end; None before the answer is known.
+        moved: time of the last message sent, in monotonic seconds.
     """
 
     start: int
@@ -57,8 +57,8 @@ class _Reader:
 
 
 class Replays:
-    """The readers of one rank, by a ROUTER that this tells to say when a reader has no room or is
-    gone. For one thread."""
+    """Replays to the readers of one rank. For one thread. Sets ROUTER_MANDATORY, so that a full
+    queue or a disconnected reader is an error."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Replays:
         self._readers: dict[bytes, _Reader] = {}
 
     def turn(self) -> bool:
-        """Take questions and send what there is time for; return whether readers wait for more."""
+        """Read requests and send for one time slice; return whether readers still wait."""
         ends = self._clock() + _TURN_S
         self._take_questions()
         while self._log.work() and self._clock() < ends:
@@ -95,12 +95,12 @@ class Replays:
                 logger.warning("a request for a replay has %d frames", len(frames))
                 continue
             start = int.from_bytes(frames[2], "big")
-            # Who asks again wants another answer than before.
+            # A repeated request replaces the earlier one.
             self._readers.pop(frames[0], None)
             self._readers[frames[0]] = _Reader(start, None, self._clock())
 
     def _serve(self, name: bytes, ends: float) -> None:
-        """Send to one reader, and put it behind the others."""
+        """Send to one reader, and requeue it behind the other readers."""
         reader = self._readers.pop(name)
         try:
             done = self._send(name, reader, ends)
@@ -114,7 +114,7 @@ class Replays:
             self._readers[name] = reader
 
     def _send(self, name: bytes, reader: _Reader, ends: float) -> bool:
-        """Send until the time is over; whether the reader has all."""
+        """Send until the time slice ends; return whether the reader has everything."""
         if reader.left is None:
             answer = self._log.answer(reader.start)
             if answer is None:
@@ -144,39 +144,35 @@ _PAUSE_S = 0.1  # after an error that nobody expected, in seconds
 
 @config
 class FleetEventsConfig(KVEventsConfig):
-    """vLLM's settings of KV events for our publisher, and the file with the key, if any.
-
-    An engine process that unpickles it imports this module, and so knows the publisher.
-    """
+    """vLLM's KV event settings for our publisher, and the key file if there is one. An engine
+    process that unpickles it imports this module, which registers the publisher."""
 
     publisher: Literal["null", "zmq", "mmrouter"] = "mmrouter"
     key_file: str = ""
 
 
 class FleetEventPublisher(ZmqEventPublisher):
-    """vLLM's publisher, which also tells newcomers what they missed. It needs an endpoint for
-    replays."""
+    """vLLM's publisher with snapshots for late readers. Needs a replay endpoint."""
 
     def __init__(
         self, data_parallel_rank: int, *, key_file: str, buffer_steps: int, **settings: object
     ) -> None:
-        """Raises ConfigurationError if the key, where there is a file for it, can't be read."""
+        """Read the key, if there is one. Raises ConfigurationError: it can't be read."""
         self._key = FleetKey.read(Path(key_file)) if key_file else None
         kept = max(buffer_steps, LEAST_KEPT)
         super().__init__(data_parallel_rank, buffer_steps=kept, **settings)
 
     def _socket_setup(self) -> None:
-        # vLLM's own context is shared by sockets that must stay plain.
+        # vLLM's own context is shared by sockets that must stay unencrypted.
         self._ctx: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        # Before they are bound: later is too late for those who connect. vLLM gives the live
-        # socket a limit of its own.
+        # Set before the bind: later changes miss the first connections. vLLM sets its own limit on
+        # the live socket.
         self._ctx.setsockopt(zmq.SNDHWM, QUEUED)
         self._ctx.setsockopt(zmq.MAXMSGSIZE, LARGEST_REQUEST)
         self._gate = Gate(self._ctx, self._key)
         super()._socket_setup()
 
     def _publisher_thread(self) -> None:
-        """Publish, and answer readers, until the end."""
         log = EventLog(self._buffer)
         assert self._replay is not None, "a worker's settings have an endpoint for replays"
         replays = Replays(self._replay, self._topic_bytes, log)
@@ -190,8 +186,8 @@ class FleetEventPublisher(ZmqEventPublisher):
                 time.sleep(_PAUSE_S)
 
     def _turn(self, log: EventLog, wait: float) -> bool:
-        """Publish some batches, after so many seconds for the first at most; return whether all is
-        over."""
+        """Publish some batches, waiting up to ``wait`` seconds for the first; return whether to
+        stop."""
         for _ in range(_LIVE_FIRST):
             try:
                 batch = self._event_queue.get(timeout=wait)
@@ -226,11 +222,8 @@ EventPublisherFactory.register_publisher(_NAME, FleetEventPublisher)
 def fleet_events(
     events: KVEventsConfig | None, key: FleetKey | None, key_file: Path | None
 ) -> KVEventsConfig | None:
-    """The settings of KV events as a worker with or without a key may use them, with a port for
-    replays.
-
-    Raises ConfigurationError: they leave this host and there is no key.
-    """
+    """Return KV event settings that this worker may use, with or without a key, and with a replay
+    port. Raises ConfigurationError: an endpoint leaves this host and there is no key."""
     if events is None or not events.enable_kv_cache_events or events.publisher == "null":
         return events
     replay_endpoint = events.replay_endpoint or _ANY_PORT
@@ -245,7 +238,7 @@ def fleet_events(
 
 
 def _bound(endpoint: str) -> str:
-    """Where vLLM will bind an endpoint: a free port means this node's own address."""
+    """Return the address that vLLM will bind: a free port means this node's own address."""
     if endpoint == _ANY_PORT:
         return f"tcp://{os.environ.get('VLLM_HOST_IP', '*')}:0"
     return endpoint

@@ -1,7 +1,7 @@
-"""Which blocks an engine holds by its own KV events, in little room and told anew at any time.
+"""Compact set of the blocks that an engine holds, built from its KV events.
 
-Neighbouring blocks stand together in runs, as they did in the prompts that they come from. What
-an event looks like is in ``event_publisher.py``.
+Neighbouring blocks form runs, as in the prompts that they come from. ``event_publisher.py``
+describes the events.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,12 +15,12 @@ MOST_IN_RUN = 256  # blocks in one run. To remove one from its middle takes time
 
 
 class Shelf(NamedTuple):
-    """Where copies of a block are told apart.
+    """Storage within which copies of a block are counted.
 
     Attributes:
         group: KV cache group.
         offloaded: outside the accelerator. There a block is held or not, however often it was
-            announced; on the accelerator each announcement is a copy with an end of its own.
+            announced; on the accelerator each announcement is a copy of its own.
     """
 
     group: int
@@ -31,8 +31,8 @@ Kind: TypeAlias = BlockStored  # without blocks: what those of a run have in com
 
 
 class Run:
-    """Blocks of one shelf and kind, each the child of the one before, all of them held; the parent
-    of the first may be held or not."""
+    """Held blocks of one shelf and kind, each the child of the one before. The parent of the first
+    block need not be held."""
 
     __slots__ = ("hashes", "kind", "parent")
 
@@ -43,18 +43,16 @@ class Run:
 
 
 class HeldBlocks:
-    """All blocks of one engine."""
-
     def __init__(self) -> None:
         self._shelves: dict[Shelf, _Held] = {}
 
     def __len__(self) -> int:
-        """Blocks, each counted once per shelf."""
+        """Count each block once per shelf."""
         return sum(len(shelf.owners) for shelf in self._shelves.values())
 
     @property
     def to_tell(self) -> int:
-        """Blocks that :meth:`told` tells, each as often as it is held."""
+        """Number of blocks that :meth:`told` yields, copies included."""
         return len(self) + sum(sum(shelf.copies.values()) for shelf in self._shelves.values())
 
     def store(
@@ -66,8 +64,8 @@ class HeldBlocks:
         *,
         chained: bool,
     ) -> None:
-        """Blocks entered the cache, the first behind a parent. Parents are kept if each is the
-        child of the one before."""
+        """Store blocks, the first behind ``parent``; ``chained`` if each is the child of the one
+        before. Parents are kept only for chained blocks."""
         held = self._shelves.get(shelf)
         if held is None:
             held = self._shelves[shelf] = _Held(kind, counted=not shelf.offloaded)
@@ -80,7 +78,7 @@ class HeldBlocks:
             before = one
 
     def remove(self, shelf: Shelf, hashes: Sequence[Hash]) -> None:
-        """One copy of each of these blocks left the cache. Unknown ones are ignored."""
+        """Remove one copy of each of these blocks. Unknown blocks are ignored."""
         held = self._shelves.get(shelf)
         if held is not None:
             for one in hashes:
@@ -90,11 +88,9 @@ class HeldBlocks:
         self._shelves.clear()
 
     def told(self) -> Iterator[tuple[Run, int]]:
-        """What to store so that another one holds the same: runs, each that often.
-
-        A run comes after that of its parent. Nothing may be stored or removed meanwhile. A shelf
-        that became empty is told by a run without blocks: a hit needs every group that was used.
-        """
+        """Yield runs, with a repeat count each, that rebuild this set. A run follows its parent's
+        run. Do not store or remove meanwhile. An emptied shelf yields a run without blocks: a hit
+        needs every group that was used."""
         for shelf in self._shelves.values():
             if not shelf.owners:
                 yield Run([], None, shelf.kind), 1
@@ -105,7 +101,7 @@ class HeldBlocks:
 
 
 class _Held:
-    """One shelf: by block the run in which it stands, and how often it is held beyond the first."""
+    """One shelf: the run of each block, and its number of further copies."""
 
     __slots__ = ("_counted", "_runs", "copies", "kind", "owners")
 
@@ -117,13 +113,13 @@ class _Held:
         self.copies: dict[Hash, int] = {}
 
     def lacks(self, hashes: list[Hash]) -> bool:
-        """Whether none of the blocks is held, and none comes twice."""
+        """Return whether no block is held already or occurs twice."""
         if not self.owners.keys().isdisjoint(hashes):
             return False
         return len(hashes) == 1 or len(set(hashes)) == len(hashes)
 
     def add(self, hashes: list[Hash], parent: Hash | None, kind: Kind) -> None:
-        """Add a chain of blocks, none of which is held."""
+        """Add a chain of blocks that are not held."""
         while hashes:
             run = None if parent is None else self.owners.get(parent)
             if (
@@ -140,7 +136,6 @@ class _Held:
             parent, hashes = fit[-1], hashes[len(fit) :]
 
     def add_or_count(self, block: Hash, parent: Hash | None, kind: Kind) -> None:
-        """Add one block, or one more copy of it."""
         if block not in self.owners:
             self.add([block], parent, kind)
         elif self._counted:
@@ -166,19 +161,19 @@ class _Held:
             del self._runs[run]
 
     def _part(self, run: Run, place: int) -> None:
-        """Take the block at a place out of a run: those after it become another."""
+        """Remove the block at ``place``; the blocks after it become a new run."""
         rest = Run(run.hashes[place + 1 :], run.hashes[place], run.kind)
         del run.hashes[place:]
         self._runs[rest] = None
         self.owners.update(dict.fromkeys(rest.hashes, rest))
 
     def in_order(self) -> Iterator[Run]:
-        """All runs, each after that of its parent."""
+        """Yield all runs, each after its parent's."""
         seen: set[Run] = set()
         for one in self._runs:
             line: list[Run] = []
             run: Run | None = one
-            # A parent may have been stored again later. Ends even if hashes went in a circle.
+            # A parent may have been stored again later. Ends even if hashes form a cycle.
             while run is not None and run not in seen:
                 seen.add(run)
                 line.append(run)

@@ -1,7 +1,7 @@
 """Count requests and tokens of each frontend on each rank, as routers count their own. No I/O.
 
-Routers must know what others have where they send: the difference between the engine's
-figures and their own would be wrong while requests are on their way. Here it is exact.
+A router needs the load of the other frontends. Subtracting its own count from the engine's metrics
+would be wrong while requests are in transit; this count is exact.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 
 class Share(NamedTuple):
-    """What somebody has on one rank: requests that have not ended, prefill tokens of those without
-    an output, and prompt tokens of those with one."""
+    """Load on one rank: requests in flight, prefill tokens of requests without an output, and
+    prompt tokens of requests with one."""
 
     active: int = 0
     prefill_tokens: int = 0
@@ -31,7 +31,7 @@ class _Sum:
 
 
 class FrontendLoads:
-    """The accounts of all frontends, and their sums over ranks."""
+    """Accounts of all frontends, and their sums per rank."""
 
     def __init__(self, ranks: Sequence[int], changed: Callable[[], object]) -> None:
         self.ranks = tuple(ranks)
@@ -43,15 +43,13 @@ class FrontendLoads:
         return Account(self)
 
     def least_busy(self) -> int:
-        """The rank with the fewest requests, for a request that names none."""
+        """Return the rank with the fewest requests, for a request that names none."""
         return min(self.ranks, key=lambda rank: (self.sums[rank].active, rank))
 
 
 class Account:
-    """What one frontend has.
-
-    It is closed by ending its requests: as long as one runs, others feel it.
-    """
+    """Load of one frontend. An account is closed by ending its requests: a running one is load for
+    other frontends."""
 
     def __init__(self, loads: FrontendLoads) -> None:
         self._loads = loads
@@ -60,7 +58,7 @@ class Account:
         self._told = 0
 
     def started(self, rank: int, prefill_tokens: int, prompt_tokens: int) -> "Entry":
-        """A request came; prefill tokens count until its first output, prompt tokens from then."""
+        """Add a request: prefill tokens count until its first output, prompt tokens after it."""
         return Entry(self, rank, prefill_tokens, prompt_tokens)
 
     def others(self) -> dict[int, Share]:
@@ -77,11 +75,11 @@ class Account:
 
     @property
     def has_news(self) -> bool:
-        """Whether others changed anything since :meth:`told`."""
+        """Whether other frontends changed anything since :meth:`told`."""
         return self._loads.changes - self._changes != self._told
 
     def told(self) -> None:
-        """The frontend is told what others have."""
+        """Note that the frontend was sent the others' load."""
         self._told = self._loads.changes - self._changes
 
     def add(self, rank: int, active: int, prefill_tokens: int, decode_tokens: int) -> None:
@@ -107,14 +105,14 @@ class Entry:
         account.add(rank, 1, prefill_tokens, 0)
 
     def first_output(self) -> None:
-        """It left prefill. Later calls do nothing."""
+        """Move the request from prefill to decode. Later calls do nothing."""
         if self._decoding or self._ended:
             return
         self._decoding = True
         self._account.add(self._rank, 0, -self._prefill_tokens, self._prompt_tokens)
 
     def ended(self) -> None:
-        """It ended in any way. Later calls do nothing."""
+        """Remove the request, however it ended. Later calls do nothing."""
         if self._ended:
             return
         self._ended = True

@@ -1,4 +1,4 @@
-"""What a worker tells frontends of itself: how busy it is, and its own metrics."""
+"""Load reports and metrics that a worker sends to frontends."""
 
 import asyncio
 import itertools
@@ -35,7 +35,7 @@ _NO_LOAD: Final = RankLoad()
 
 
 class LoadReports:
-    """What others have, for each frontend."""
+    """For each frontend, the load of the other frontends."""
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class LoadReports:
         self.loads = FrontendLoads(engine.ranks, self._changed.set)
 
     def status(self, session: Session) -> Status:
-        """How busy the worker is, for the frontend of this session, and what others sent
-        since it was asked last."""
+        """Return the worker's load for this session, and the requests of other frontends since the
+        last report."""
         session.account.told()
         coming = list(session.coming)
         session.coming.clear()
@@ -78,7 +78,8 @@ class LoadReports:
         )
 
     def _adapters(self, session: Session) -> tuple[list[HeldAdapter] | None, list[str] | None]:
-        """What a frontend was not told yet: all that there are, and those that are active."""
+        """Return the changes that a frontend was not sent yet: all adapters, and the active
+        ones."""
         ours = self._engine.adapters
         held, active = None, None
         if session.adapters_told != ours.changes:
@@ -91,8 +92,8 @@ class LoadReports:
 
     @staticmethod
     def spread(submit: Submit, rank: int, others: Iterable[Session]) -> None:
-        """Note for other frontends what a request brings to its rank, if it brings anything:
-        so much of it that none can burden the others with more."""
+        """Queue a request's new blocks and media for other frontends. Capped, so that one request
+        can't burden them more."""
         told = (one.mm_hash for one in submit.media if len(one.mm_hash) <= LONGEST_MM_HASH)
         media = list(dict.fromkeys(itertools.islice(told, MOST_NEW_MEDIA)))
         if not submit.new_blocks and not media:
@@ -102,12 +103,12 @@ class LoadReports:
             other.coming.append(coming)
 
     async def tell(self, listeners: Callable[[], Iterable[Callable[[], Awaitable[None]]]]) -> None:
-        """Tell each frontend when what others have here has changed, until cancelled. Nobody may
-        wait for a listener."""
+        """Send each frontend the changed load of the others, until cancelled. ``tell`` must not
+        wait for a frontend."""
         while True:
             await self._changed.wait()
             self._changed.clear()
-            # Not for every single change of a burst.
+            # Coalesces a burst of changes.
             await asyncio.sleep(0)
             telling = list(listeners())
             for tell in telling:
@@ -123,13 +124,10 @@ Send = Callable[[Session, Figures], Awaitable[None]]
 
 
 class OwnMetrics:
-    """The page, made in a thread, and at most once in :data:`FRESH_S` for all frontends."""
+    """Metrics page, made in a thread at most once in :data:`FRESH_S` for all frontends."""
 
     def __init__(self, send: Send, registry: CollectorRegistry = REGISTRY) -> None:
-        """
-        Args:
-            send: tells a frontend, after waiting for room.
-        """
+        """Take the function that sends to a frontend, after waiting for room."""
         self._send = send
         self._registry = registry
         self._page = b""
@@ -137,7 +135,7 @@ class OwnMetrics:
         self._making = asyncio.Lock()
 
     async def tell(self, session: Session, number: int) -> None:
-        """Answer a frontend's question of that number, unless it is being told already."""
+        """Answer a frontend's metrics request, unless one is being answered already."""
         if session.telling:
             return
         session.telling = True
@@ -147,7 +145,7 @@ class OwnMetrics:
             session.telling = False
 
     async def page(self) -> bytes:
-        """In Prometheus's text format; empty if it is larger than a frontend takes."""
+        """Return Prometheus's text format; empty if it is larger than a frontend accepts."""
         async with self._making:
             if time.monotonic() - self._made > FRESH_S:
                 page = await asyncio.to_thread(generate_latest, self._registry)

@@ -1,4 +1,4 @@
-"""Getting the media of a request: by whichever transport each item came.
+"""Receive the media of a request, by each item's transport.
 
 Knows neither the engine nor the request plane's sockets.
 """
@@ -30,32 +30,30 @@ _RELEASED_AT_ONCE: Final = 16 << 20
 
 
 class ReceivedMedia:
-    """Media that a request has in hand until the engine has taken it."""
+    """Received media that a request owns until the engine has taken them."""
 
     def __init__(self) -> None:
         self._received: dict[MmHash, Received] = {}
 
     @property
     def items(self) -> Mapping[MmHash, MultiModalKwargsItem]:
-        """The tensors, valid until :meth:`give_back`."""
+        """Tensors, valid until :meth:`give_back`."""
         return {mm_hash: received.item for mm_hash, received in self._received.items()}
 
     def add(self, received: Received) -> None:
-        """Keep an item; another of that hash is released."""
+        """Add an item; release an earlier one of the same hash."""
         if previous := self._received.pop(received.mm_hash, None):
             previous.release()
         self._received[received.mm_hash] = received
 
     def verify(self) -> None:
-        """Check, once the engine has taken the tensors, that they were still ours.
-
-        Raises StaleSegmentError: the engine may have taken another item's bytes.
-        """
+        """Check, once the engine has taken the tensors, that their memory was still ours. Raises
+        StaleSegmentError: the engine may have taken another item's bytes."""
         for received in self._received.values():
             received.verify()
 
     async def give_back(self) -> None:
-        """Give all memory back, in a thread if that takes long. May be called more than once."""
+        """Release all memory, in a thread if that takes long. May be called more than once."""
         received = list(self._received.values())
         self._received.clear()
         if sum(each.checked for each in received) > _RELEASED_AT_ONCE:
@@ -70,14 +68,14 @@ def _release(received: Sequence[Received]) -> None:
 
 
 class MediaReceiver:
-    """The transports by which frontends can reach this worker."""
+    """Transports by which frontends can reach this worker."""
 
     def __init__(self, receivers: Sequence[MmKwargsReceiver[Any]]) -> None:
-        """Have one end of each transport, in the order in which offers are tried."""
+        """Take one receiver per transport, in the order in which offers are tried."""
         self._ends = {receiver.transport: receiver for receiver in receivers}
 
     def terms(self, offer: TransferOffer) -> TransferReply:
-        """What to answer to an offer before anything of it was tried."""
+        """Return the reply to an offer before any part of it was tried."""
         reply = TransferReply(
             same_ipc=offer.ipc == namespace("ipc") != "",
             same_loopback=offer.loopback == namespace("net") != "",
@@ -87,13 +85,9 @@ class MediaReceiver:
         return reply
 
     async def attach(self, offer: TransferOffer) -> tuple[TransferReply, Attachment]:
-        """Try what a frontend offers, in our order; the first that works is used. Cancelling it
-        leaves nothing behind.
-
-        Returns:
-            What to answer, and the session's hold on the frontend's memory, to be detached once the
-            session and its requests have ended.
-        """
+        """Try a frontend's offer in our order and use the first transport that works. Cancelling
+        leaves nothing behind. Returns the reply, and the session's hold on the frontend's memory,
+        to be detached once the session and its requests have ended."""
         terms = self.terms(offer)
         refusals: list[str] = []
         for end in self._ends.values():
@@ -113,12 +107,13 @@ class MediaReceiver:
     async def receive(
         self, shipments: Sequence[bytes], frames: Sequence[memoryview], into: ReceivedMedia
     ) -> None:
-        """Receive every shipped item, side by side, from the frames of its message; what could be
-        received is kept also when others fail, or when it is cancelled.
+        """Receive all shipped items concurrently into ``into``.
+
+        Items received so far are kept if others fail, or on cancellation.
 
         Raises:
-            CorruptSegmentError: some metadata is malformed, so it names no item.
-            MediaMissingError: names the items that did not arrive and the first reason.
+            CorruptSegmentError: metadata is malformed, so it names no item.
+            MediaMissingError: names the items that did not arrive, and the first reason.
         """
         failed: dict[MmHash, TransferError] = {}
         described = [decode_metadata(shipment) for shipment in shipments]

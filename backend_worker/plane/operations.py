@@ -1,6 +1,6 @@
-"""What operators have the engine do: one operation at a time, while requests go on or wait.
+"""Serialize operators' operations, and admit or hold requests meanwhile.
 
-vLLM's part, and which operation may follow which, is ``backend_worker/engine/operations.py``.
+``backend_worker/engine/operations.py`` has vLLM's part and the order of operations.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ Send = Callable[[Session, Operated], Awaitable[None]]
 
 
 class Operations:
-    """Carries out operations, and says what they mean for requests."""
+    """Run operations one at a time and gate requests."""
 
     def __init__(
         self,
@@ -47,10 +47,11 @@ class Operations:
         changed: Callable[[], None],
         leave: Callable[[str], None],
     ) -> None:
-        """Args:
-        send: tells a frontend, after waiting for room.
-        changed: called when frontends should be told, before any request goes on.
-        leave: gives requests that are here to other workers, for a reason.
+        """
+        Args:
+            send: sends to a frontend, after waiting for room.
+            changed: called when frontends should be told, before any request continues.
+            leave: hands the requests of this worker to other workers, with a reason.
         """
         self._engine = engine
         self._send = send
@@ -67,9 +68,9 @@ class Operations:
 
     @property
     def stands_still(self) -> bool:
-        """Whether requests that are here get no output until an operator says so. What is being
-        waited for runs on, and what an operator has told to go on should: an engine that hangs
-        meanwhile has stalled."""
+        """Whether requests here get no output until an operator resumes them. Requests that an
+        operation waits for still run, and a resumed engine should produce outputs: an engine that
+        hangs then has stalled."""
         if self.state.condition is Condition.SERVING:
             return False
         match self._running:
@@ -80,11 +81,9 @@ class Operations:
         return True
 
     async def admit(self) -> None:
-        """Let a request into the engine. What an operation empties nothing may fill meanwhile: the
-        two ends of vLLM's media cache would differ. Where none runs this never suspends.
-
-        Raises WorkerBusyError: the engine rests, or an operation takes long.
-        """
+        """Let a request into the engine, after a running operation. Never suspends without one.
+        Nothing may fill a cache while an operation empties it: the two ends of vLLM's media cache
+        would diverge. Raises WorkerBusyError: the engine rests, or an operation takes long."""
         if not self._open.is_set():
             await self._wait()
         if refusal := self.state.refusal:
@@ -100,7 +99,7 @@ class Operations:
                 raise WorkerBusyError(f"it is busy with {name_of(running)}") from error
 
     async def answer(self, session: Session, number: int, operation: Operation) -> None:
-        """Do what a frontend asks for, and say what became of it."""
+        """Run a frontend's operation and send the outcome."""
         if session.operating >= MOST_OPERATIONS:
             return  # no frontend of ours asks for so many at once
         session.operating += 1
@@ -112,7 +111,7 @@ class Operations:
             session.operating -= 1
 
     async def perform(self, operation: Operation) -> tuple[Outcome, str]:
-        """Do one, however long that takes; return what became of it, and why it was not done."""
+        """Run one operation without a time limit; return the outcome, and why it was not done."""
         name = name_of(operation)
         if refusal := self._engine.refuses(operation):
             return Outcome.REFUSED, refusal
@@ -143,8 +142,8 @@ class Operations:
         return outcome, message[:LONGEST_MESSAGE]
 
     def _hurries(self, operation: Operation) -> bool:
-        """Whether an operation ends the requests that the running one waits for. Not if it would
-        be refused after that one: then requests would have ended for nothing."""
+        """Return whether an operation aborts the requests that the running one waits for. Not if it
+        would be refused after that one: then requests would have ended for nothing."""
         running = self._running
         return (
             isinstance(operation, Sleep | Pause)
@@ -156,7 +155,8 @@ class Operations:
         )
 
     async def _hurry(self) -> None:
-        """End what the running one waits for. An engine that hangs ends neither."""
+        """Abort the requests that the running operation waits for. A hanging engine ends
+        neither."""
         self._hurrying = True
         try:
             if error := await self._tried(Pause("abort", clear_cache=False)):
@@ -172,7 +172,7 @@ class Operations:
         if isinstance(error, OperationRefusedError):
             self.state = before
             return Outcome.REFUSED, str(error)
-        # Also if it failed: nobody knows how far it got.
+        # Also after a failure: it may have got any distance.
         if empties_blocks(operation):
             self.blocks_emptied = time.time()
         self.media_emptied += empties_media(operation)
@@ -184,7 +184,7 @@ class Operations:
             self.state = self.state.after(operation, rests=rests)
             waited = isinstance(operation, Sleep | Pause) and operation.mode == "wait"
             if waited and (refusal := self.state.refusal):
-                # vLLM waits for those that hold blocks; others would stay in its queue.
+                # vLLM waits for requests that hold blocks; the others would stay in its queue.
                 self._leave(refusal)
             return Outcome.DONE, ""
         if not rests:
@@ -192,7 +192,7 @@ class Operations:
         return Outcome.FAILED, f"{type(error).__name__}: {error}"
 
     async def _tried(self, operation: Operation) -> BaseException | None:
-        """What the engine raises; whatever that is, operators are told."""
+        """Run an operation and return any error: operators are told of each."""
         trying = asyncio.ensure_future(self._engine.operate(operation))
         try:
             await asyncio.wait({trying})

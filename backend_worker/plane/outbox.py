@@ -1,7 +1,7 @@
-"""Outputs that leave for one frontend in one message: all of one step of the engine.
+"""Batch the outputs of one engine step into one message per frontend.
 
-What a message costs is mostly per message: encoding, socket, waking whoever reads. A step gives
-each running request an output at the same time, so they share one.
+Most of a message's cost is fixed: encoding, socket, waking the reader. A step gives each running
+request an output at the same time, so they share a message.
 """
 
 import asyncio
@@ -26,15 +26,16 @@ Unsendable: TypeAlias = Callable[[ProtocolError], object]
 
 
 class Outbox:
-    """At most one output of each request: whoever has another one waits, and the engine
-    merges what follows, so a frontend that reads slowly holds up only its own requests."""
+    """Hold at most one output per request; further outputs wait. The engine merges the outputs that
+    wait, so a slow frontend delays only its own requests."""
 
     def __init__(
         self,
         send: Callable[[Outputs], Awaitable[bool]],
         aside: Callable[[Coroutine[None, None, None]], object],
     ) -> None:
-        """Send if there is room, without waiting; what takes time runs aside."""
+        """``send`` sends if there is room, without waiting; ``aside`` runs a coroutine in a
+        task."""
         self._send = send
         self._aside = aside
         self._waiting: dict[RequestId, tuple[Output, Unsendable]] = {}
@@ -43,10 +44,12 @@ class Outbox:
         self._closed = False
 
     def offer(self, output: Output, unsendable: Unsendable) -> bool:
-        """Take an output, unless one of its request waits; says whether it did. It leaves with
-        those that other requests get in the same step: they come in the same turn of the event
-        loop, in which the task that sends them does not begin yet. One without an encoding is never
-        sent, and told of. A closed outbox forgets it."""
+        """Queue an output unless one of its request is queued; return whether it was taken.
+
+        It leaves with the outputs of the same engine step: they arrive in one turn of the event
+        loop, before the sending task starts. An output that can't be encoded is dropped and
+        reported to ``unsendable``. A closed outbox drops everything.
+        """
         if self._closed:
             return True
         if output.request_id in self._waiting:
@@ -58,18 +61,18 @@ class Outbox:
         return True
 
     async def put(self, output: Output, unsendable: Unsendable) -> None:
-        """As :meth:`offer`, once the output before it has left."""
+        """Queue an output, once the one before it has left."""
         while not self.offer(output, unsendable):
             await self.left(output.request_id)
 
     async def left(self, request_id: RequestId) -> None:
-        """Wait until no output of a request waits: it was sent, or turned out to be unsendable."""
+        """Wait until no output of a request is queued: it was sent, or could not be encoded."""
         while request_id in self._waiting:
             self._left.clear()
             await self._left.wait()
 
     async def send(self) -> bool:
-        """Send what waits if there is room; says whether nothing waits any more. Never waits."""
+        """Send queued outputs if there is room; return whether the queue is empty. Never waits."""
         most = MOST_OUTPUTS
         while first := self._first(most):
             try:
@@ -86,13 +89,13 @@ class Outbox:
         return True
 
     def close(self) -> None:
-        """Nothing will be sent any more, and nobody waits."""
+        """Drop the queue, send nothing more, and wake all waiters."""
         self._closed = True
         self._waiting.clear()
         self._left.set()
 
     def _first(self, most: int) -> list[tuple[Output, Unsendable]]:
-        """Those that have waited longest, as many as one message takes."""
+        """Return the oldest queued outputs, as many as fit in one message."""
         first: list[tuple[Output, Unsendable]] = []
         logprobs = 0
         for waiting in self._waiting.values():

@@ -1,6 +1,6 @@
-"""One request on the worker: its media, the engine, and the outputs that go back.
+"""One request on the worker: its media, the engine, and its outputs.
 
-What a request holds it gives back on every way out, and the frontend hears of every end.
+Every way out releases the request's resources and tells the frontend of the end.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ _FAILURES: Final[dict[type[Exception], FailureKind]] = {
 
 
 class ServingEngine(Protocol):
-    """What the service needs of an engine; :class:`backend_worker.engine.vllm_engine.Engine`."""
+    """The part of :class:`backend_worker.engine.vllm_engine.Engine` that the service needs."""
 
     @property
     def errored(self) -> bool: ...
@@ -105,7 +105,7 @@ class ServingEngine(Protocol):
 
 
 class WorkerRequest:
-    """A request that one frontend submitted; a task does all of it."""
+    """A request of one frontend, run by one task."""
 
     task: asyncio.Task[None]
 
@@ -122,11 +122,11 @@ class WorkerRequest:
     ) -> None:
         """
         Args:
-            admit: waits until the engine takes requests, or says why it takes none.
-            send: tells the frontend, after waiting for room.
-            outbox: for what leaves with others' outputs.
-            status: of the worker, as it is now.
-            entry: what it counts for with others.
+            admit: waits until the engine takes requests, or raises the reason.
+            send: sends to the frontend, after waiting for room.
+            outbox: for outputs that share a message.
+            status: returns the worker's current status.
+            entry: the request's share of the load.
         """
         self._submit = submit
         self._id = submit.request_id
@@ -146,31 +146,31 @@ class WorkerRequest:
         self._supplies: asyncio.Queue[tuple[Supply, Sequence[memoryview]]] = asyncio.Queue(1)
 
     def start(self, media: Sequence[memoryview], ended: Callable[[], object]) -> None:
-        """Begin, with the frames that came along; ``ended`` is called when all is said."""
+        """Start with the frames of its message; ``ended`` is called after the last message."""
         self.task = asyncio.create_task(self._run(media, ended))
 
     def supply(self, supply: Supply, media: Sequence[memoryview]) -> None:
-        """Media that it asked for. What it did not ask for is dropped."""
+        """Take media that the request asked for; media that it did not ask for are dropped."""
         if not self._supplies.full():
             self._supplies.put_nowait((supply, media))
 
     def abort(self) -> None:
-        """Cancel it in a later turn: if it never began it would never say that it ended."""
+        """Cancel the task in a later turn: a task that never began would not report its end."""
         asyncio.get_running_loop().call_soon(self.task.cancel)
 
     def leave(self, reason: str) -> None:
-        """Let another worker have it, or what is left of it, unless all of it is computed."""
+        """Hand the rest of the request to another worker, unless all of it is computed."""
         if not self._computed:
             self._left = reason
             self.abort()
 
     def _end_garbled(self, error: ProtocolError) -> None:
-        """An output can't be sent, so the answer has a hole."""
+        """Abort after an output that can't be encoded: the answer has a gap."""
         self._unsendable = error
         self.abort()
 
     async def _run(self, media: Sequence[memoryview], ended: Callable[[], object]) -> None:
-        """In a task, so in a context, of its own."""
+        """Run in a task, and so in a context, of its own."""
         current_request.set(in_log_lines(self._id))
         with span_of_request("answer", self._submit.trace_headers or {}) as span:
             if span is not None:
@@ -194,8 +194,8 @@ class WorkerRequest:
             logger.exception("request %s failed", self._id)
             failure = self._mistake(error)
         finally:
-            # A second cancellation must not keep the frontend from hearing the end, nor be told as
-            # how it ended: a frontend whose own time is over aborts what is late here already.
+            # A second cancellation must not keep the frontend from hearing the end, nor replace its
+            # cause: a frontend whose own deadline passed also aborts a request that is late here.
             try:
                 await asyncio.shield(self._finish(failure, ended))
             except asyncio.CancelledError:
@@ -224,8 +224,8 @@ class WorkerRequest:
             self._waits = False
 
     def _take(self, output: RequestOutput) -> bool:
-        """Send an output that is not the last one, as vLLM makes it and without waking the task,
-        if that waits for it and the one before has left; says whether it did."""
+        """Send an output as vLLM makes it, without waking the task; return whether it was taken.
+        Only if it is not the last one, the task waits for it, and the one before has left."""
         return (
             self._waits
             and self._unsendable is None
@@ -233,17 +233,17 @@ class WorkerRequest:
         )
 
     async def _say_last(self, output: RequestOutput) -> None:
-        """By itself: it has left before this request counts as ended."""
+        """Send the last output alone: it leaves before this request counts as ended."""
         self._computed = True
         self._entry.ended()
-        # Before the end, so that whoever saw the end saw the counts too.
+        # Before the end, so that a client that saw the end sees the counts too.
         await self._send(self._status())
         await self._outbox.left(self._id)
         self._check_sendable()
         await self._send(Outputs([_to_wire(self._id, output)]))
 
     def _check_sendable(self) -> None:
-        """Raises ProtocolError if an output could not be sent: what follows would hide the hole."""
+        """Raise ProtocolError if an output could not be sent: later ones would hide the gap."""
         if self._unsendable is not None:
             raise self._unsendable
 
@@ -251,7 +251,7 @@ class WorkerRequest:
         self._entry.ended()  # the engine has done with it, however long its frontend takes
         try:
             if self._acking is not None:
-                # Nobody may write to the memory before we are through with it.
+                # Nothing may write to the memory before we are through with it.
                 await asyncio.wait([self._acking])
             else:
                 if self._submit.media:
@@ -270,12 +270,12 @@ class WorkerRequest:
             ended()
 
     async def _outputs(self, media: Sequence[memoryview]) -> AsyncGenerator[AnyOutput]:
-        """The engine's outputs, asking the frontend for media as often as needed.
+        """Yield the engine's outputs, asking the frontend for media as often as needed.
 
         Raises:
             MediaUnavailableError: it was asked too often, or did not answer.
-            WorkerBusyError: the files of its adapter are gone.
-            And what :meth:`Engine.generate` raises, except MediaMissingError.
+            WorkerBusyError: the files of the adapter are gone.
+            Exception: errors of :meth:`Engine.generate`, except MediaMissingError.
         """
         if (adapter := self._engine.adapters.named(self._submit.lora_request)) is not None:
             await asyncio.to_thread(check_files, adapter)
@@ -285,13 +285,14 @@ class WorkerRequest:
                 with stage("receive"):
                     await self._media_receiver.receive(shipments, media, received)
                 await self._admit()
-                # What is current in here is so for whoever iterates, which is this request's task.
+                # The stage set in here also holds in the code that iterates, which is this
+                # request's task.
                 with stage("generate"):
                     async for output in self._engine.generate(self._submit, received.items):
                         yield output
                 return
             except MediaMissingError as error:
-                # What is still in hand is simply given to the engine again.
+                # Items still in hand are given to the engine again.
                 missing = [mm_hash for mm_hash in error.missing if mm_hash not in received.items]
                 logger.info("request %s: %s", self._id, error)
                 shipments, media = (
@@ -314,7 +315,7 @@ class WorkerRequest:
         return supply.shipments, media
 
     async def _ack(self) -> None:
-        """The engine has its own copy: give the memory back, then say so."""
+        """Release the memory, which the engine has copied, then acknowledge."""
         await self._received.give_back()
         held = [p.mm_hash for p in self._submit.media if self._engine.holds(p.mm_hash)]
         await self._send(Ack(self._id, list(dict.fromkeys(held))))
@@ -332,7 +333,7 @@ class WorkerRequest:
         return Failed(self._id, kind, message)
 
     def _mistake(self, error: Exception) -> Failed:
-        """Our own. The frontend must hear of it, or it would wait for ever."""
+        """Report an internal error: without one the frontend would wait for ever."""
         INTERNAL_ERRORS.labels("worker_request").inc()
         return self._failed(FailureKind.ENGINE, f"internal error: {error!r}")
 
@@ -343,12 +344,12 @@ def _end_span(failure: Failed | None) -> None:
 
 
 def sendable(reason: str) -> str:
-    """Without what UTF-8 can't carry: errors quote whatever they were about."""
+    """Replace characters that UTF-8 can't encode: errors may quote any input."""
     return reason.encode(errors="replace").decode()
 
 
 def in_log_lines(request_id: RequestId) -> str:
-    """The id as a line may have it: frontends choose it, and a line is one line."""
+    """Escape and shorten an id for a log line: frontends choose it, and a line is one line."""
     shown = request_id[:LONGEST_ID_SHOWN]
     return shown if shown.isprintable() else ascii(shown)
 

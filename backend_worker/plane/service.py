@@ -1,7 +1,7 @@
-"""The worker's end of the request plane: one ROUTER socket, a session per frontend.
+"""The worker's end of the request plane: one ROUTER socket, one session per frontend.
 
-The loops that serve all frontends wait for none of them, nor for the engine: what takes
-time is a task aside. What goes wrong with a message ends one request or one session.
+The shared loops wait neither for a frontend nor for the engine: slow work runs in separate tasks. A
+bad message ends one request or one session.
 """
 
 import asyncio
@@ -119,11 +119,8 @@ class WorkerService:
         key: FleetKey | None = None,
         max_requests: int = 1024,
     ) -> None:
-        """Bind an endpoint, port 0 or ``*`` for any free one. Only frontends that have the key are
-        answered.
-
-        Raises ConfigurationError: the address can't be bound.
-        """
+        """Bind an endpoint; port 0 or ``*`` means any free one. Only frontends with the key are
+        answered. Raises ConfigurationError: the address can't be bound."""
         self._engine = engine
         self._media_receiver = media_receiver
         self._loops: list[asyncio.Task[None]] = []
@@ -162,10 +159,8 @@ class WorkerService:
         return str(self._socket.plain.getsockopt_string(zmq.LAST_ENDPOINT))
 
     async def run(self) -> None:
-        """Serve until cancelled or closed, or until the engine dies.
-
-        Raises EngineGoneError: the engine died; the worker should end.
-        """
+        """Serve until cancelled or closed, or until the engine dies. Raises EngineGoneError: the
+        engine died; the worker should end."""
         if self._closed:
             return
         async with asyncio.TaskGroup() as group:
@@ -181,17 +176,17 @@ class WorkerService:
             ]
 
     async def close(self) -> None:
-        """Stop serving, abort what runs, close every session, free the port. The second and
-        later calls do nothing."""
+        """Stop serving, abort requests, close every session, free the port. Later calls do
+        nothing."""
         if self._closed:
             return
         self._closed = True
-        # Before the sockets go: pyzmq reads and writes by a pointer that is freed with them,
-        # and may by then be another socket's.
+        # Before the sockets go: pyzmq reads and writes by a pointer that is freed with them, and
+        # may by then be another socket's.
         await stop_tasks(self._loops)
         await stop_tasks(self._asides)
         for session in list(self._sessions.values()):
-            # Whoever dies closes the connection without a word.
+            # A dying worker closes the connection without a message.
             goodbye = "" if self._engine.errored else SHUTTING_DOWN
             await self._end_session(session, goodbye)
         if self._ending:
@@ -204,7 +199,7 @@ class WorkerService:
         self._context.destroy(linger=LINGER_MS)
 
     async def drain(self) -> None:
-        """Take no more requests, and wait until those that are here have ended."""
+        """Take no more requests, and wait until the present ones have ended."""
         self._draining = True
         of = (each.requests.values() for each in self._sessions.values())
         if tasks := [each.task for each in itertools.chain.from_iterable(of)]:
@@ -212,7 +207,7 @@ class WorkerService:
 
     @property
     def active_requests(self) -> int:
-        """Requests that have not ended, those of sessions that have included."""
+        """Number of requests in flight, those of ended sessions included."""
         return sum(len(each.requests) for each in (*self._sessions.values(), *self._ending))
 
     async def _receive(self) -> None:
@@ -237,7 +232,7 @@ class WorkerService:
                 about = About() if large else self._codec.about(frames)
                 await self._not_understood(session, about, error)
             except Exception:
-                # Our own mistake. Others go on, and this frontend must hear of it.
+                # An internal error. Other sessions continue, and this frontend must hear of it.
                 INTERNAL_ERRORS.labels("worker_session").inc()
                 logger.exception("a message could not be handled")
                 if session is not None:
@@ -252,7 +247,7 @@ class WorkerService:
         message: ToWorker,
         media: Sequence[memoryview],
     ) -> None:
-        """Act on a message, without waiting for anybody: what takes time goes aside."""
+        """Act on a message without waiting: slow work runs in a separate task."""
         if isinstance(message, Hello):
             if address not in self._opening and len(self._opening) < MAX_SESSIONS:
                 self._opening.add(address)
@@ -300,7 +295,7 @@ class WorkerService:
     async def _not_understood(
         self, session: Session | None, about: About, error: ProtocolError
     ) -> None:
-        """Somebody waits for what a message asked for: say that it won't come."""
+        """Report an undecodable message, because its sender may wait for an answer."""
         if session is None:
             logger.warning("message of a stranger ignored: %s", error)
             return
@@ -331,7 +326,7 @@ class WorkerService:
         request.start(media, lambda: session.requests.pop(submit.request_id, None))
 
     def _refusal(self) -> str:
-        """Why no request is taken now; empty if one is."""
+        """Return why no request is taken now; empty if requests are taken."""
         if self._engine.errored:
             return "its engine died"  # not of this one
         if self._draining:
@@ -346,12 +341,13 @@ class WorkerService:
             request.leave(reason)
 
     async def _refuse(self, session: Session, request_id: RequestId, reason: str) -> None:
-        """Nothing of the request was touched, so another worker may have it."""
+        """Refuse an untouched request, so that another worker may have it."""
         await self._send(session, Ack(request_id, []))
         await self._send(session, Failed(request_id, FailureKind.BUSY, reason))
 
     def _fail(self, session: Session, request_id: RequestId, reason: str) -> None:
-        """A request was not taken. Without an Ack: one of its id may run and hold memory."""
+        """Fail a request that was not taken. Without an Ack: one with its id may run and hold
+        memory."""
         logger.warning("request %s refused: %s", request_id, reason)
         failed = Failed(request_id, FailureKind.PROTOCOL, sendable(reason))
         self._aside(self._send(session, failed), session)
@@ -359,8 +355,8 @@ class WorkerService:
     def _aside(
         self, work: Coroutine[None, None, None], session: Session | None = None
     ) -> asyncio.Task[None]:
-        """Run what the loops must not wait for; what goes wrong there is counted. It counts
-        against the session that asked for it, if one did."""
+        """Run slow work in a task, count its failures, and charge it to the session if there is
+        one."""
         task = asyncio.create_task(work)
         self._asides.add(task)
         if session is not None:
@@ -411,7 +407,7 @@ class WorkerService:
             await self._renew_offer(session, offer)
 
     async def _renew_offer(self, session: Session, offer: TransferOffer) -> None:
-        """Try what a frontend offers now. Its requests go on meanwhile."""
+        """Try a frontend's new offer. Its requests continue meanwhile."""
         async with session.renewing:
             reply, attachment = await self._media_receiver.attach(offer)
             if session.ended:
@@ -422,8 +418,7 @@ class WorkerService:
         await self._send(session, Terms(reply.model_dump_json().encode()))
 
     async def _end_session(self, session: Session, reason: str = "") -> None:
-        """Take nothing more from a frontend and tell it nothing more but a reason, unless it left
-        by itself. Waits for nobody."""
+        """End a session; tell the frontend the reason, unless it left by itself. Does not wait."""
         if session.ended:
             return
         if reason:
@@ -439,7 +434,7 @@ class WorkerService:
         ending.add_done_callback(partial(note_failure, "request plane session end"))
 
     async def _wind_up(self, session: Session) -> None:
-        """Stop what a session runs, however long the engine takes, and let go of its memory."""
+        """Abort a session's requests, wait for the engine, and release the frontend's memory."""
         requests = list(session.requests.values())
         for request in requests:
             request.abort()
@@ -474,7 +469,8 @@ class WorkerService:
         await self._send(session, self._reports.status(session))
 
     async def _send(self, session: Session, message: ToFrontend) -> None:
-        """Send behind outputs that wait, once there is room; a Status waits for none."""
+        """Send after queued outputs, once there is room. A Status without room is dropped and
+        restored for the next report."""
         while not session.ended and not (
             await session.outbox.send() and await self._send_now(session.address, message)
         ):
@@ -484,7 +480,7 @@ class WorkerService:
             await asyncio.sleep(FULL_PAUSE_S)
 
     async def _send_now(self, address: bytes, message: ToFrontend) -> bool:
-        """Send if there is room; says whether there was. Never waits."""
+        """Send if there is room; return whether there was. Never waits."""
         frames: list[Frame] = self._codec.encode(message)
         try:
             self._socket.send([address, *frames], copy=True)

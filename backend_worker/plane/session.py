@@ -1,4 +1,4 @@
-"""A worker's end of the connection to one frontend: what belongs to it. And frontends without."""
+"""State of one frontend's session on a worker, and log lines about missing frontends."""
 
 import asyncio
 import logging
@@ -24,18 +24,18 @@ MAX_REFUSING: Final = 16  # frontends logged in that time: who says so may be an
 
 @dataclass(eq=False)
 class Session:
-    """One frontend, by the ROUTER's name for its socket.
+    """Session of one frontend, by the ROUTER's name for its socket.
 
     Attributes:
-        attachment: its hold on the frontend's memory.
+        attachment: the session's hold on the frontend's memory.
         last_heard: monotonic seconds.
-        coming: what others sent here, of which it was not told yet; the oldest make way.
-        telling: whether it is being told this worker's metrics.
-        asides: tasks aside that it caused and that have not ended.
-        operating: its operations that are not answered yet.
-        steps_told: when it was told last what steps add up to, in monotonic seconds.
-        adapters_told: after which change of its adapters it was told them last.
-        ended: nothing is sent to it any more.
+        coming: requests of other frontends not reported yet; the oldest are dropped.
+        telling: a metrics answer is under way.
+        asides: running tasks that this frontend caused.
+        operating: unanswered operations of this frontend.
+        steps_told: time of the last report of step sums, in monotonic seconds.
+        adapters_told: the change count of the adapters last reported.
+        ended: nothing more is sent.
     """
 
     address: bytes
@@ -59,7 +59,7 @@ class Session:
         self.asides -= 1
 
     def untold(self, status: Status) -> None:
-        """What it was to be told of was not sent, and is told with the next report."""
+        """Restore what an unsent status would have reported, for the next report."""
         since = [*self.coming]
         self.coming.clear()
         self.coming.extend((*status.coming, *since))
@@ -70,18 +70,15 @@ class Session:
 
 
 class Absent:
-    """Log which frontends refuse this worker, and that none has come at all.
-
-    A frontend that refuses a worker has no session with it, so it proves nothing but that it is
-    let in: what it says is logged and changes nothing.
-    """
+    """Log frontends that refuse this worker, and the absence of any frontend. A refusing frontend
+    has no session and proves only that it is let in: its message is logged and changes nothing."""
 
     def __init__(self) -> None:
         self._told: dict[str, float] = {}
         self._lonely_at = time.monotonic() + REMIND_S
 
     def refused(self, message: Refused, of: Incarnation) -> None:
-        """Log a refusal of this run, once a minute for a frontend."""
+        """Log a refusal of this run, once a minute per frontend."""
         if message.incarnation != of:
             return  # its port was another worker's
         now = time.monotonic()
@@ -96,8 +93,8 @@ class Absent:
         )
 
     def look(self, *, some: bool) -> None:
-        """Log that no frontend has come yet, after a minute and then every ten; ``some`` have
-        now."""
+        """Log that no frontend has come yet, after a minute and then every ten; ``some`` ends
+        this."""
         if some:
             self._lonely_at = math.inf
         if time.monotonic() < self._lonely_at:

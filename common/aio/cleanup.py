@@ -1,4 +1,4 @@
-"""Give back what was acquired: at the end of a ``with``, or if a later step fails."""
+"""Release resources at the end of a ``with``, or if a later step fails."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -10,11 +10,11 @@ from typing import Self, TypeVar
 
 
 class Released(ABC):
-    """Something held until :meth:`release`, at the latest until the end of a ``with``."""
+    """A resource held until :meth:`release`, at the latest until the end of a ``with``."""
 
     @abstractmethod
     def release(self) -> None:
-        """Give it back. The second and later calls do nothing."""
+        """Release the resource. Later calls do nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -32,12 +32,8 @@ Made = TypeVar("Made")
 
 
 async def made_in_thread(make: Callable[[], Made], undo: Callable[[Made], object]) -> Made:
-    """What a thread makes. The thread can't be stopped: if nobody waits any more, what it makes
-    is undone.
-
-    Args:
-        undo: called on the event loop.
-    """
+    """Run ``make`` in a thread; if cancelled, ``undo`` its result on the event loop. The thread
+    itself can't be stopped."""
     making = asyncio.ensure_future(asyncio.to_thread(make))
     try:
         return await asyncio.shield(making)
@@ -53,10 +49,7 @@ def _undo_late(undo: Callable[[Made], object], making: "asyncio.Future[Made]") -
 
 @contextmanager
 def undo_on_error(undo: Callable[[], object]) -> Iterator[None]:
-    """Call something if the block does not reach its end, cancelled or otherwise.
-
-    The error goes on.
-    """
+    """Call ``undo`` if the block does not complete, even by cancellation; the error propagates."""
     try:
         yield
     except BaseException:

@@ -1,7 +1,7 @@
-"""Messages between processes of ours: framed on a private pair of sockets, answered by number.
+"""Framed messages between processes of ours, on a private socket pair, with numbered answers.
 
-A frame is a length and msgpack. Such a pair has no name in any file system or network, so only the
-two processes reach it, and what comes is what the same program of the same user wrote.
+A frame is a length and msgpack. A socket pair has no name in a file system or network, so only the
+two processes reach it: messages come from the same program of the same user.
 """
 
 import asyncio
@@ -26,22 +26,16 @@ def frame(message: msgspec.Struct) -> bytes:
 
 
 class Frames(Generic[Got]):
-    """Finds the messages in what comes."""
+    """Decoder of a stream of messages."""
 
     def __init__(self, kind: object) -> None:
-        """
-        Args:
-            kind: type of the messages.
-        """
+        """Take the type of the messages."""
         self._decoder: msgspec.msgpack.Decoder[Got] = msgspec.msgpack.Decoder(kind)
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Got]:
-        """The messages that are complete now.
-
-        Raises:
-            msgspec.MsgspecError: they are none.
-        """
+        """Yield the messages that are complete now. Raises msgspec.MsgspecError: the data is
+        malformed."""
         self._buffer += data
         while len(self._buffer) >= _HEAD.size:
             (length,) = _HEAD.unpack_from(self._buffer)
@@ -56,20 +50,20 @@ class Frames(Generic[Got]):
 
 
 class FrameProtocol(asyncio.Protocol, Generic[Got]):
-    """One end of a pair on an event loop."""
+    """One end of a socket pair on an event loop."""
 
     def __init__(
         self, kind: object, on_message: Callable[[Got], None], on_lost: Callable[[], None]
     ) -> None:
-        """Read messages of a kind; ``on_lost`` is called once, when the other end is gone or sent
-        nonsense."""
+        """Read messages of a kind; ``on_lost`` is called once, when the peer is gone or sent
+        malformed data."""
         self._frames: Frames[Got] = Frames(kind)
         self._on_message = on_message
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's is of no class of asyncio's.
+        # uvloop's transport inherits from no asyncio class.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
@@ -84,7 +78,7 @@ class FrameProtocol(asyncio.Protocol, Generic[Got]):
         self._on_lost()
 
     def send(self, message: msgspec.Struct) -> None:
-        """Send as soon as the other end reads; nothing if it is gone."""
+        """Send without waiting for the peer to read; do nothing if it is gone."""
         if self._transport is not None:
             self._transport.write(frame(message))
 
@@ -97,7 +91,7 @@ T = TypeVar("T")
 
 
 class PendingCalls(Generic[T]):
-    """Questions of one kind. Answers to none of them are dropped."""
+    """Pending calls of one kind, by number. Answers to unknown numbers are dropped."""
 
     def __init__(self) -> None:
         self._numbers = count(1)
@@ -107,8 +101,8 @@ class PendingCalls(Generic[T]):
         return len(self._waiting)
 
     async def ask(self, send: Callable[[int], Awaitable[None]]) -> T:
-        """Send a question with its number and wait for the answer, however long it takes;
-        cancelling leaves nothing behind. Raises what ``send`` raises."""
+        """Send a call with its number and await the answer, without a time limit. Cancelling leaves
+        nothing behind. Raises the errors of ``send``."""
         number = next(self._numbers)
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
@@ -119,13 +113,13 @@ class PendingCalls(Generic[T]):
             del self._waiting[number]
 
     def answered(self, number: int, answer: T) -> None:
-        """The answer to a question of a number, if anybody waits for it."""
+        """Complete a call, if it is still pending."""
         waiting = self._waiting.get(number)
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)
 
     def fail(self, error: Callable[[], Exception]) -> None:
-        """No answer will come any more; each who waits gets an error."""
+        """Fail all pending calls."""
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(error())

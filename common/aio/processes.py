@@ -1,4 +1,4 @@
-"""Processes: start a child that ends with this one, and stop when a signal asks for it."""
+"""Start a child process that ends with this one, and stop on signals."""
 
 import asyncio
 import contextlib
@@ -18,8 +18,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def python_command(module: str) -> list[str]:
-    """What runs a module. It is not looked for in the current directory unless this process looks
-    there too, as ``python -m`` does and an installed command does not."""
+    """Return a command that runs a module. It searches the current directory only if this process
+    does, as ``python -m`` does and an installed command does not."""
     try:
         here = Path.cwd()
         looks_here = any(Path(path).absolute() == here for path in sys.path)
@@ -29,13 +29,13 @@ def python_command(module: str) -> list[str]:
 
 
 def end_with_parent(number: signal.Signals | None) -> None:
-    """In a child: get a signal when the thread that started it ends; None for none any more."""
+    """In a child: request a signal when the parent thread ends; None cancels that."""
     _libc.prctl(_PR_SET_PDEATHSIG, number or 0, 0, 0, 0)
 
 
 class SpawnedProcess:
-    """A child process that has the other end of a socket pair. This end says that the other one is
-    closed once the process has ended."""
+    """A child process with the other end of a socket pair. Our end reports EOF once the child
+    ends."""
 
     def __init__(
         self,
@@ -47,12 +47,12 @@ class SpawnedProcess:
         env: Mapping[str, str] | None = None,
         only_stderr: bool = False,
     ) -> None:
-        """Start it. It need not be ready yet.
+        """Start the child. It need not be ready yet.
 
         Args:
-            command: what it runs; gets the descriptor of its end.
-            descriptors: what else it inherits.
-            only_stderr: it reads nothing, and writes to stderr alone.
+            command: returns the command line; gets the descriptor of the child's end.
+            descriptors: further descriptors that it inherits.
+            only_stderr: close stdin, and send stdout to stderr.
 
         Raises OSError: this host has no room for another process, or no such program.
         """
@@ -75,27 +75,25 @@ class SpawnedProcess:
         return self._popen.poll() is None
 
     def kill(self) -> None:
-        """End it at once. Harmless if it has ended."""
+        """Kill the process at once. Harmless after its end."""
         self._popen.kill()
 
     def reap(self, timeout_s: float) -> int | None:
-        """Wait for its end; its exit status, None if it does not come in time.
-
-        A process that was killed may be the kernel's for longer: it may wait for a disk.
-        """
+        """Wait for the end; return the exit status, or None on time-out. A killed process may stay
+        in the kernel for longer, for example waiting for a disk."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._popen.wait(timeout_s)
         return None
 
     def end(self, timeout_s: float) -> int | None:
-        """Close the connection, once nobody uses it any more, and kill and reap the process."""
+        """Close the connection, then kill and reap the process. The connection must be unused."""
         self.socket.close()
         self.kill()
         return self.reap(timeout_s)
 
 
 class StopSignals:
-    """Listens from its creation on, on the running event loop."""
+    """Listen for SIGTERM and SIGINT on the running event loop, from construction on."""
 
     def __init__(self) -> None:
         self._asked = asyncio.Event()
@@ -118,11 +116,12 @@ class StopSignals:
         return self._asked.is_set()
 
     async def asked(self) -> None:
-        """Wait until the process is asked to end in either way."""
+        """Wait for either signal."""
         await self._asked.wait()
 
     async def at_once(self, timeout: float | None = None) -> bool:
-        """Wait until it is to end at once, or for so long; return whether it is."""
+        """Wait until the process should end at once, or for the time-out; return whether it
+        should."""
         try:
             async with asyncio.timeout(timeout):
                 await self._at_once.wait()

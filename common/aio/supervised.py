@@ -1,8 +1,8 @@
-"""Tasks that live as long as their process, and what happens when one meets an error.
+"""Supervise tasks that live as long as their process.
 
-An error that nobody expected is a mistake of ours, or something like a lack of file handles.
-It is logged with its trace and counted in ``mmrouter_task_failures``, and the task goes on
-after a pause. No task of this kind ends unseen.
+An unexpected error is a bug or an exhausted resource, such as file handles. It is logged with its
+trace and counted in ``mmrouter_task_failures``, and the task restarts after a backoff. No
+supervised task ends unnoticed.
 """
 
 import asyncio
@@ -31,11 +31,11 @@ async def supervise(
     fatal: tuple[type[Exception], ...] = (),
     first_pause_s: float = FIRST_PAUSE_S,
 ) -> None:
-    """Do some work until it returns, and again after every error that nobody expected.
+    """Run ``work`` until it returns; restart it after every unexpected error.
 
     Args:
-        task: what to call it in the metric and on the log: a short constant.
-        work: is called for every try, and must not rely on what an earlier one left.
+        task: name in the metric and the log: a short constant.
+        work: called for every try; must not rely on state of an earlier one.
         fatal: errors that are raised, for the owner of the task to act on.
         first_pause_s: before the second try; pauses double up to half a minute.
     """
@@ -48,7 +48,7 @@ async def supervise(
         except asyncio.CancelledError:
             if is_cancelled():
                 raise
-            # Something that it waited for was cancelled, and not the task itself.
+            # A future that it awaited was cancelled, not the task itself.
             pause = backoff.next_s(time.monotonic() - started)
             _report(task, f"trying again in {pause:g} s")
         except fatal:
@@ -63,8 +63,7 @@ async def supervise(
 
 
 async def once(task: str, work: Work, failed: Callable[[BaseException], None]) -> None:
-    """Do some work that can't be tried again; whoever depends on it gets the error that nobody
-    expected."""
+    """Run ``work`` that can't be retried; pass an unexpected error to ``failed``."""
     try:
         await work()
     except asyncio.CancelledError as error:
@@ -78,14 +77,14 @@ async def once(task: str, work: Work, failed: Callable[[BaseException], None]) -
 
 
 def note_failure(task: str, ended: "asyncio.Task[None]") -> None:
-    """Log and count an error that ended a short task, as its done callback."""
+    """Log and count the error of a short task, as its done callback."""
     if not ended.cancelled() and (error := ended.exception()) is not None:
         TASK_FAILURES.labels(task).inc()
         logger.error("%s failed", task, exc_info=error)
 
 
 def is_cancelled() -> bool:
-    """Whether it is this task that was cancelled, and not just something that it waited for."""
+    """Return whether this task was cancelled, not only a future that it awaited."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -96,7 +95,7 @@ def _report(task: str, then: str) -> None:
 
 
 async def stop_tasks(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Cancel tasks and wait until they have ended, however they did."""
+    """Cancel tasks and wait for their end, ignoring their errors."""
     stopping = list(tasks)
     for task in stopping:
         task.cancel()

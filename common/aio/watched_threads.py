@@ -1,8 +1,7 @@
-"""Thread pool whose calls end: a thread that does not return in time is replaced.
+"""Thread pool that replaces a thread whose call does not return in time.
 
-Only the call that the thread was at fails. Python can't end a thread, so a stuck one stays; the
-owner of the process decides how many may: see
-:data:`common.observability.watchdog.WATCHDOG`.
+Only that call fails. Python can't end a thread, so a stuck one stays; the owner of the process
+limits their number, see :data:`common.observability.watchdog.WATCHDOG`.
 """
 
 import threading
@@ -27,7 +26,7 @@ STOP_S: Final = 5.0  # seconds that :meth:`WatchedThreads.shutdown` waits at mos
 
 @dataclass(frozen=True)
 class _Task:
-    """A call that waits for a thread, or is in one, for a request."""
+    """A queued or running call; ``request`` is its request's id."""
 
     future: "Future[Any]"
     work: Callable[[], object]
@@ -35,18 +34,17 @@ class _Task:
 
 
 class WatchedThreads(Executor):
-    """As ``ThreadPoolExecutor``, with a time limit for each call.
-
-    Threads are daemons, so a stuck one does not keep the process from exiting.
-    """
+    """``ThreadPoolExecutor`` with a time limit for each call. Threads are daemons, so a stuck one
+    does not keep the process from exiting."""
 
     def __init__(self, name: str, count: int, limit_s: float, stall_s: float = STALL_S) -> None:
-        """Args:
-        name: of the threads, in metrics and log lines: a short constant.
-        count: threads at most, without stuck ones.
-        limit_s: seconds that a call may take, beside those that it is allowed on the way
-            (:func:`common.observability.watchdog.allow`).
-        stall_s: seconds after which a call is logged.
+        """
+        Args:
+            name: in thread names, metrics and log lines: a short constant.
+            count: maximum threads, stuck ones excluded.
+            limit_s: seconds per call, plus extensions by
+                :func:`common.observability.watchdog.allow`.
+            stall_s: seconds after which a call is logged.
         """
         self._name = name
         self._count = count
@@ -58,11 +56,8 @@ class WatchedThreads(Executor):
         self._closed = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
-        """Run a function in one of the threads. The future raises what it raises, and
-        ThreadStuckError if it does not return.
-
-        Raises RuntimeError: the threads were shut down.
-        """
+        """Run a function in a thread. Its future raises ThreadStuckError if it does not return.
+        Raises RuntimeError: the pool was shut down."""
         future: Future[T] = Future()
         with self._changing:
             if self._closed:
@@ -73,8 +68,7 @@ class WatchedThreads(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the threads once they have nothing to do; wait for those in a call, ``STOP_S``
-        seconds at most."""
+        """End the threads once idle; wait for running calls, ``STOP_S`` seconds at most."""
         with self._changing:
             threads = set() if self._closed else set(self._threads)
             self._closed = True
@@ -117,7 +111,7 @@ class WatchedThreads(Executor):
             in_time = WATCHDOG.end(call)
             if in_time:
                 task.future.set_exception(error)
-            # The error refers to this frame, and would keep alive what the frame refers to.
+            # The error's traceback refers to this frame, and would keep its locals alive.
             del task, give_up, call
             return in_time
         in_time = WATCHDOG.end(call)

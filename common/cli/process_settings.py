@@ -1,4 +1,4 @@
-"""What every process of the fleet is told: its log, its trace, its key, its way out."""
+"""Settings of every process: log, tracing, fleet key, shutdown."""
 
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -13,7 +13,7 @@ Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 
 class ProcessSettings(FlagSettings):
-    """Shared by frontends and workers."""
+    """Settings shared by frontends and workers."""
 
     flag_group: ClassVar[str] = "process"
 
@@ -54,10 +54,8 @@ class ProcessSettings(FlagSettings):
         return level.lower() if isinstance(level, str) else level
 
     def fleet_key(self) -> FleetKey | None:
-        """The fleet's key, None if it has none.
-
-        Raises ConfigurationError: the file can't be used.
-        """
+        """Read the fleet's key, None if there is none. Raises ConfigurationError: the file can't be
+        used."""
         return None if self.fleet_key_file is None else FleetKey.read(self.fleet_key_file)
 
     def log_setup(self, process: str) -> LogSetup:

@@ -1,4 +1,4 @@
-"""What is in force and who said so, as lines for the log at start. Secrets are left out."""
+"""Log the effective settings and their sources at start, without secrets."""
 
 import dataclasses
 import logging
@@ -22,14 +22,13 @@ LONGEST: Final = 300  # characters of a value of vLLM's
 
 
 def log_settings(logger: logging.Logger, lines: Iterable[str]) -> None:
-    """Log what runs here, and what is in force."""
     logger.info("%s, platform of vLLM: %s", version_line(), platform_name())
     for line in lines:
         logger.info("in force, %s", line)
 
 
 def without_secrets(url: str) -> str:
-    """Return a URL that may be shown, though a password was written where none belongs."""
+    """Mask a password in a URL."""
     return _URL_SECRET.sub("***", url)
 
 
@@ -39,11 +38,8 @@ def summary(
     vllms: Mapping[str, Given],
     defaults: Mapping[str, object],
 ) -> list[str]:
-    """A line for each group of settings, and one for vLLM's arguments: those given, by name, and
-    those that have a default of ours.
-
-    Raises ConfigurationError: a value of ours is unusable.
-    """
+    """Return a line per settings group, and one for vLLM: arguments given, then our defaults.
+    Raises ConfigurationError: a value of ours is unusable."""
     lines = [_group(group, ours) for group in groups]
     given = [
         f"{_key(name)}={'***' if name in SECRETS else _short(shown(one.value))} ({one.layer})"
@@ -76,7 +72,7 @@ def _line(name: str, given: list[str], defaults: list[str]) -> str:
 
 
 def shown(value: object, name: str = "") -> str:
-    """A value as a log may show it, perhaps of a named field."""
+    """Format a value for a log; a field name that suggests a secret masks it."""
     match value:
         case bool():
             return "on" if value else "off"

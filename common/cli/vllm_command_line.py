@@ -1,6 +1,6 @@
-"""vLLM's own flags, from the command line and from the file of ``--config``.
+"""vLLM's own flags, from the command line and the file of ``--config``.
 
-The one file that touches vLLM's parser, which both sides fill with flags of vLLM's.
+The one file that touches vLLM's parser, which both sides fill with vLLM's flags.
 """
 
 import argparse
@@ -32,18 +32,18 @@ _ONE_DASH: Final = re.compile(r"-[A-Za-z][^ ]*")
 
 
 class VllmParser(FlexibleArgumentParser):
-    """Raises what is wrong as a ConfigurationError, and knows what a flag could have meant."""
+    """vLLM's parser, with faults raised as ConfigurationError and suggestions for unknown flags."""
 
-    # Inherited. argparse has no other way to ask what a parser knows.
+    # Inherited. argparse has no public way to ask what a parser knows.
     _actions: list[argparse.Action]
     _option_string_actions: dict[str, argparse.Action]
 
     def __init__(
         self, prog: str, ours: Collection[str], refusal: Callable[[str], str | None]
     ) -> None:
-        """Know flags of ours, which could have been meant, and why an argument of vLLM's (by its
-        name with underscores) means nothing here; None if it does."""
-        # Half of a flag would not be told from one of ours, nor from another name of it.
+        """``ours`` are flags to suggest; ``refusal`` says why vLLM's argument (name with
+        underscores) is not taken, None if it is."""
+        # An abbreviated flag could be confused with one of ours, or with an alias of it.
         super().__init__(prog=prog, allow_abbrev=False)
         self.ours = frozenset(ours)
         self.refusal = refusal
@@ -57,7 +57,7 @@ class VllmParser(FlexibleArgumentParser):
     ) -> tuple[Namespace, list[str]]:
         """See argparse; nothing may be left over."""
         for word in args or ():
-            # argparse takes a part of a flag with one dash, whatever allow_abbrev says.
+            # argparse abbreviates flags with one dash, whatever allow_abbrev says.
             flag = word.partition("=")[0]
             if _ONE_DASH.fullmatch(flag) and flag not in self._option_string_actions:
                 raise ConfigurationError(self.sentence(flag))
@@ -74,18 +74,18 @@ class VllmParser(FlexibleArgumentParser):
         return self._actions
 
     def knows(self, flag: str) -> bool:
-        """Whether it is one of this parser; behind a dot stands a field of its value."""
+        """Return whether this parser has the flag; a field of its value may follow a dot."""
         return flag.partition(".")[0] in self._option_string_actions
 
     def sentence(self, flag: str) -> str:
-        """Why a flag is not taken."""
+        """Return why a flag is not taken."""
         name = flag.removeprefix("--").partition(".")[0].replace("-", "_")
         if (reason := self._refused(name)) is not None:
             return f"{flag} means nothing here: {reason}"
         return unknown(flag, {*self.ours, *self._option_string_actions})
 
     def sentence_of_key(self, key: str) -> str:
-        """Why a key of a file is not taken. It is a flag in full: no file has short ones."""
+        """Return why a key of a file is not taken. A key is a flag in full, never a short one."""
         if (reason := self._refused(key.partition(".")[0].replace("-", "_"))) is not None:
             return f"{key} means nothing here: {reason}"
         if short := self._option_string_actions.get(f"-{key}"):
@@ -97,10 +97,8 @@ class VllmParser(FlexibleArgumentParser):
         return self.refusal(name) or self.refusal(name.removeprefix("no_"))
 
     def given(self, argv: Sequence[str]) -> dict[str, object]:
-        """The arguments that a command line gives, by name, and no defaults.
-
-        Raises ConfigurationError: it is wrong.
-        """
+        """Return the arguments on a command line, without defaults. Raises ConfigurationError: it
+        is wrong."""
         kept = [(action, action.default) for action in self._actions]
         try:
             for action, _ in kept:
@@ -111,10 +109,8 @@ class VllmParser(FlexibleArgumentParser):
                 action.default = default
 
     def words(self, key: str, value: object) -> list[str]:
-        """A key of a file, which is a flag of this parser, as words of a command line.
-
-        Raises ConfigurationError: it takes no such value.
-        """
+        """Convert a key of a file, a flag of this parser, to words of a command line. Raises
+        ConfigurationError: it takes no such value."""
         flag = f"--{key}"
         action = self._option_string_actions[flag.partition(".")[0]]
         match value:
@@ -136,7 +132,6 @@ class VllmParser(FlexibleArgumentParser):
 
 
 def _long(action: argparse.Action) -> str:
-    """An argument as a key of a file."""
     return max(action.option_strings, key=len).removeprefix("--")
 
 
@@ -145,7 +140,7 @@ def _text(value: object) -> str:
 
 
 def _refuse_as_text(value: object, made: dict[str, object]) -> None:
-    """Raises ConfigurationError if what is no text in a file became the text that stands there."""
+    """Raise ConfigurationError if an unquoted value of a file that is no text was taken as text."""
     written = [value, *value] if isinstance(value, list) else [value]
     wrong = {_text(one) for one in written if isinstance(one, _NO_TEXT)}
     taken = [one for each in made.values() for one in (each if isinstance(each, list) else [each])]
@@ -156,12 +151,9 @@ def _refuse_as_text(value: object, made: dict[str, object]) -> None:
 def read_vllms(
     parser: VllmParser, rest: Sequence[str], file: ConfigFile | None
 ) -> tuple[Namespace, dict[str, Given]]:
-    """vLLM's arguments, with vLLM's defaults, and what of them was given, by name. Keys of the file
-    that are flags of ours are passed over; ``rest``, which our parser has left over, beats the
-    file.
-
-    Raises ConfigurationError: an argument is unknown or unusable, or means nothing here.
-    """
+    """Return vLLM's arguments with its defaults, and by name those that the user set. Keys of the
+    file that are ours are skipped. ``rest``, the words unknown to our parser, beats the file.
+    Raises ConfigurationError: an argument is unknown, unusable or without meaning here."""
     found = {name: Given("flag", _flag(name), value) for name, value in parser.given(rest).items()}
     words = [*rest]
     for key, value in file.values.items() if file else ():
@@ -186,7 +178,7 @@ def read_vllms(
 def _said(
     parser: VllmParser, file: ConfigFile, key: str, value: object
 ) -> dict[str, object] | None:
-    """What a key of the file gives; None if nothing stands behind it."""
+    """Return the arguments of a key of the file; None if it has no value."""
     if not parser.knows(f"--{key}"):  # nor what it is: the value may be a secret
         raise ConfigurationError(f"{file.path}: {parser.sentence_of_key(key)}")
     try:
@@ -202,17 +194,16 @@ def _said(
 
 
 def pass_level_on(ours: Namespace, args: Namespace) -> None:
-    """Our ``--log-level`` is vLLM's as well, which has a variable of its own. Changes vLLM's
-    arguments."""
+    """Copy our ``--log-level`` to vLLM's arguments, unless it comes from our environment
+    variable."""
     said = ProcessSettings.given(ours).get("log_level")
     if said is not None and said.layer != "environment":
         args.log_level = ProcessSettings.from_args(ours).log_level.upper()
 
 
 def configure_vllms_logging(args: Namespace, *, engine: bool = False) -> None:
-    """Let vLLM's lines of this process be as its arguments say, which get what was made of them;
-    and like ours where they say nothing of it. Processes of an engine have vLLM's own formatters
-    only."""
+    """Configure vLLM's log lines by its arguments, or else like ours; store the result in ``args``.
+    Processes of an engine have only vLLM's own formatters."""
     config = configure_logging_from_args(args)
     ours = log_setup()
     if _left_to_us(args):
@@ -224,7 +215,7 @@ def configure_vllms_logging(args: Namespace, *, engine: bool = False) -> None:
 
 
 def adopt_servers_lines(args: Namespace) -> None:
-    """The same for the HTTP server's, once it is configured."""
+    """Do the same for the HTTP server's log lines, once it is configured."""
     names = ("uvicorn", "uvicorn.access", "uvicorn.error")
     if _left_to_us(args):
         adopt(names)
@@ -232,14 +223,14 @@ def adopt_servers_lines(args: Namespace) -> None:
 
 
 def _reserve_unless_asked(args: Namespace, *loggers: str) -> None:
-    """Users' words stay out of lines unless the operator wants requests, or answers, in the log."""
+    """Keep user text out of log lines unless the operator asked to log requests or answers."""
     asked = ("enable_log_requests", "enable_log_outputs")
     if not any(getattr(args, name, False) for name in asked):
         reserve(loggers)
 
 
 def _left_to_us(args: Namespace) -> bool:
-    """Whether vLLM's arguments say nothing of what lines look like."""
+    """Return whether vLLM's arguments leave the format of lines to us."""
     config = getattr(args, "logging_config", None)
     return config is None or (config.pylogging_config_file is None and config.formatter == "text")
 

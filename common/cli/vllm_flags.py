@@ -1,10 +1,8 @@
-"""Every flag of ``vllm serve``: whether it works here, at which process, and if not, why not.
+"""Every flag of ``vllm serve``: the process that takes it, or the reason why none does.
 
-vLLM's flags are of two kinds, the server's and the engine's. A frontend takes the server's, and the
-few of the engine's that concern it too; a worker takes the engine's. Whatever would be without
-effect is refused by name where it is given. The engine's arguments that no worker takes stand in
-:mod:`common.vllm_compat.engine_arguments`. A test finds each flag of vLLM's parser in exactly one
-place.
+A frontend takes the server's flags and a few of the engine's; a worker takes the engine's. A flag
+without effect is refused by name. :mod:`common.vllm_compat.engine_arguments` has the engine
+arguments that no worker takes. A test finds each flag of vLLM's parser in exactly one place.
 """
 
 from collections.abc import Mapping
@@ -108,7 +106,7 @@ NAMES: Final = frozenset(
 
 
 def refusal_at_frontend(name: str) -> str | None:
-    """Why a frontend does not take an argument of vLLM's; None if it does, or if there is none."""
+    """Return why a frontend refuses vLLM's argument; None if it takes it, or does not know it."""
     if name in SERVER_REFUSED:
         return SERVER_REFUSED[name]
     if name in SERVER or name in ENGINE_AT_FRONTEND:
@@ -122,7 +120,7 @@ def refusal_at_frontend(name: str) -> str | None:
 
 
 def refusal_at_worker(name: str) -> str | None:
-    """Why a worker does not take an argument of vLLM's; None if it does, or if there is none."""
+    """Return why a worker refuses vLLM's argument; None if it takes it, or does not know it."""
     if name == "headless":
         return (
             "it is for a node whose ranks another node's server serves, which a worker can't: "
@@ -132,5 +130,5 @@ def refusal_at_worker(name: str) -> str | None:
         return "it is the server's, so give it to the frontend"
     if name in SERVER_REFUSED and name != "model_tag":
         return SERVER_REFUSED[name]
-    # Those that are refused for what they are set to are left to check_arguments.
+    # Arguments refused only for certain values are left to check_arguments.
     return engine_arguments.IDLE.get(name)

@@ -1,5 +1,5 @@
-"""How frontends learn which workers there are: cards under leases.
+"""Discovery: how frontends find workers, by cards under leases.
 
-:mod:`.base` is the interface, :mod:`.settings` has the table of what implements it, :mod:`.file` is
-the embedded default.
+:mod:`.base` is the interface, :mod:`.settings` lists the backends, :mod:`.file` is the embedded
+default.
 """

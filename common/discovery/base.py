@@ -1,12 +1,11 @@
 """The discovery interface: workers publish cards, frontends watch them.
 
-A card stays valid for as long as its lease is renewed; a worker that dies without
-saying so disappears when the lease ends. The request plane notices a dead worker
-sooner, and a worker that it reaches lives whatever became of its card; discovery decides
-who may be connected to at all.
+A card is valid while its lease is renewed; the lease of a dead worker expires. The request plane
+notices a dead worker sooner, and a worker that it reaches stays alive without a card: discovery
+decides only who may be connected to.
 
-A card belongs to one incarnation of a worker. Several under one worker id are told apart:
-none replaces or removes another's.
+A card belongs to one incarnation of a worker. Several may share a worker id: none replaces or
+removes another's.
 """
 
 import asyncio
@@ -37,14 +36,14 @@ class CardPresent(NamedTuple):
 
 
 class CardGone(NamedTuple):
-    """The card of an incarnation was withdrawn or got lost, or its lease ended."""
+    """The card of an incarnation was withdrawn or lost, or its lease ended."""
 
     worker_id: WorkerId
     incarnation: Incarnation
 
 
 class CardRefused(NamedTuple):
-    """What lies there under the name of an incarnation is no card that can be used."""
+    """The entry under an incarnation's name is not a usable card."""
 
     worker_id: WorkerId
     incarnation: Incarnation
@@ -55,28 +54,22 @@ CardChange = CardPresent | CardGone | CardRefused
 
 
 class CardPublisher(ABC):
-    """A worker's side: publishes one card and renews its lease in the background.
-
-    A card that gets lost is published again by the next renewal.
-    """
+    """Publish a worker's card and renew its lease in the background. The next renewal republishes a
+    lost card."""
 
     @abstractmethod
     async def check(self, worker_id: WorkerId, incarnation: Incarnation) -> None:
-        """Try whether a card of that name could be published: an engine takes minutes to start.
-
-        Raises DiscoveryError: it can't.
-        """
+        """Check that the card could be published, before an engine starts for minutes. Raises
+        DiscoveryError: it can't."""
 
     @abstractmethod
     async def publish(self, card: WorkerCard) -> None:
-        """Publish the card, or replace what this publisher published before.
-
-        Raises DiscoveryError: the card can't be published here.
-        """
+        """Publish the card, or replace the earlier one. Raises DiscoveryError: it can't be
+        published."""
 
     @abstractmethod
     async def withdraw(self) -> None:
-        """Remove this publisher's card for good, and no other. Trouble is only logged."""
+        """Remove only this publisher's card, for good. Failures are only logged."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -91,23 +84,23 @@ class CardPublisher(ABC):
 
 
 class CardWatcher(ABC):
-    """A frontend's side."""
+    """A frontend's view of the cards."""
 
     @abstractmethod
     def changes(self) -> AsyncIterator[CardChange]:
-        """All present cards, then every change, for ever.
+        """Yield all present cards, then every change, for ever.
 
-        What can't be read is logged and counted once, and otherwise ignored; while nothing can be
-        read, nothing changes. Cancelling the iteration leaves nothing behind, and iterating again
-        goes on after the last change that was given.
+        Unreadable cards are logged and counted once, then ignored. While nothing can be read,
+        nothing changes. Cancelling leaves nothing behind; iterating again continues after the last
+        change.
 
-        Raises DiscoveryError: at first sight, cards can't be read here, or strangers could write
-        them.
+        Raises DiscoveryError: on the first read, cards are unreadable, or untrusted users could
+        write them.
         """
 
 
 class Discovery(ABC):
-    """A place where cards are kept. Making one touches nothing. ``str`` of it is for operators.
+    """A place for cards. Construction has no side effects; ``str`` of it is for operators.
 
     Attributes:
         form: its URL as an operator has to write it.
@@ -118,32 +111,21 @@ class Discovery(ABC):
     @classmethod
     @abstractmethod
     def from_url(cls, url: SplitResult) -> Self:
-        """The place that a URL of this scheme names.
-
-        Raises ConfigurationError: it names none; the message begins with what is wrong with it.
-        """
+        """Return the place of a URL. Raises ConfigurationError: it names none; the message begins
+        with the fault."""
 
     @abstractmethod
     def publisher(self, key: FleetKey | None = None, *, renew_s: float = RENEW_S) -> CardPublisher:
-        """
-        Args:
-            key: seals the card; None in fleets without one.
-            renew_s: seconds between renewals of the lease.
-        """
+        """Return a publisher that seals cards with ``key`` and renews every ``renew_s`` seconds."""
 
     @abstractmethod
     def watcher(self, key: FleetKey | None = None) -> CardWatcher:
-        """
-        Args:
-            key: of the fleet; cards that aren't sealed with it are refused.
-        """
+        """Return a watcher that refuses cards not sealed with ``key``."""
 
 
 def options_of(url: SplitResult, known: Sequence[str]) -> dict[str, str]:
-    """Return what stands behind the ``?`` of a URL.
-
-    Raises ConfigurationError or ValueError: an option is unknown, empty or there twice.
-    """
+    """Return the query options of a URL. Raises ConfigurationError or ValueError: an option is
+    unknown, empty or duplicate."""
     given = parse_qsl(url.query, keep_blank_values=True, strict_parsing=bool(url.query))
     options = dict(given)
     if len(options) < len(given):
@@ -157,8 +139,8 @@ def options_of(url: SplitResult, known: Sequence[str]) -> dict[str, str]:
 
 
 class RenewedPublisher(CardPublisher):
-    """What publishers share: a lease that is renewed in a task, and a card withdrawn in time,
-    though the place may not answer."""
+    """Publisher with a renewal task, and a withdrawal that does not wait for an unresponsive
+    place."""
 
     place: ClassVar[str]
 
@@ -170,18 +152,17 @@ class RenewedPublisher(CardPublisher):
 
     @abstractmethod
     async def _renew(self) -> None:
-        """Renew the lease, and publish the card again if it was lost. May raise an OSError or a
-        DiscoveryError."""
+        """Renew the lease, and republish a lost card. Raises OSError or DiscoveryError."""
 
     @abstractmethod
     async def _remove(self) -> None:
-        """Remove the card. Raises as above."""
+        """Remove the card. Raises OSError or DiscoveryError."""
 
     async def _close(self) -> None:
-        """Let go of connections, however withdrawing ended."""
+        """Close connections, however the withdrawal ended."""
 
     def keep_renewed(self, **others: Work) -> None:
-        """Renew the lease from now on, and run what else goes on meanwhile, by its name."""
+        """Renew the lease from now on, and run the ``others`` meanwhile, by name."""
         if self._tasks or self.withdrawn:
             return
         self._tasks = [
@@ -204,8 +185,7 @@ class RenewedPublisher(CardPublisher):
             await self._close()
 
     async def _keep_renewing(self) -> None:
-        """Whatever goes wrong: the disk may be full or etcd gone, and the operator may put that
-        right."""
+        """Keep renewing through all errors: an operator may free the disk or restore etcd."""
         said: set[str] = set()
         while True:
             await asyncio.sleep(self._renew_s)

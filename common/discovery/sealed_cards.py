@@ -1,8 +1,8 @@
-"""Cards as bytes, sealed by who has the fleet key.
+"""Serialized cards, with a MAC if there is a fleet key.
 
-A sealed card is its JSON with one more member at the end, ``"mac"``: HMAC-SHA256 over the
-JSON without it, under a secret derived from the fleet key. It covers worker id and
-incarnation; whether the worker still lives is the lease's business, not the seal's.
+A sealed card is its JSON with a last member ``"mac"``: HMAC-SHA256 over the JSON without it, under
+a secret derived from the fleet key. It covers worker id and incarnation; the lease says whether the
+worker lives.
 """
 
 import hmac
@@ -19,10 +19,8 @@ _MAC: Final = re.compile(rb',"mac":"([0-9a-f]{64})"\}\Z')
 
 
 def seal(card: WorkerCard, key: FleetKey | None) -> bytes:
-    """Serialise a card, with a MAC if there is a key.
-
-    Raises DiscoveryError: no frontend would take it.
-    """
+    """Serialize a card, with a MAC if there is a key. Raises DiscoveryError: it is too large for
+    frontends."""
     content = card.to_json()
     if len(content) > CARD_LIMITS.most_bytes:
         raise DiscoveryError(
@@ -34,12 +32,8 @@ def seal(card: WorkerCard, key: FleetKey | None) -> bytes:
 
 
 def unseal(data: bytes, key: FleetKey | None) -> WorkerCard:
-    """Parse a card, which has to have a MAC if there is a key.
-
-    Raises:
-        CardError: it is malformed.
-        CardKeyError: it isn't from somebody who has the key.
-    """
+    """Parse a card, which needs a MAC if there is a key. Raises CardError: it is malformed. Raises
+    CardKeyError: its author does not have the key."""
     found = _MAC.search(data)
     content = data if found is None else data[: found.start()] + b"}"
     card = WorkerCard.from_json(content)

@@ -1,4 +1,4 @@
-"""Where cards are kept: a directory, or what a URL names by its scheme."""
+"""Choose where cards are kept: a directory, or a URL's scheme."""
 
 import os
 import shlex
@@ -30,10 +30,8 @@ _FORMS: Final = f"a directory or {' or '.join(each.form for each in BACKENDS.val
 
 
 def open_discovery(place: str) -> Discovery:
-    """Return a place by its URL, or the path of a directory. Nothing is touched yet.
-
-    Raises ConfigurationError: the scheme is unknown, or the rest means nothing to its backend.
-    """
+    """Open a place by its URL, or the path of a directory, without side effects. Raises
+    ConfigurationError: the scheme is unknown, or its backend refuses the rest."""
     try:
         if "://" not in place:
             if not place.strip() or "\0" in place:
@@ -51,8 +49,8 @@ def open_discovery(place: str) -> Discovery:
 
 
 def default_discovery_dir() -> Path:
-    """The same for all processes of this user: in their runtime directory if they have one,
-    else in the temporary directory. Whoever opens it makes sure that it is theirs."""
+    """Return a directory shared by all processes of this user, in the runtime or the temporary
+    directory. The opener checks its owner."""
     user = os.geteuid()
     for runtime in (os.environ.get("XDG_RUNTIME_DIR", ""), f"/run/user/{user}"):
         # Under sudo the variable may still name another user's.
@@ -99,12 +97,8 @@ class DiscoverySettings(FlagSettings):
 
 
 def check_place(place: Discovery) -> None:
-    """Refuse a directory that was named and is not there. It is not made: its name may be a slip,
-    and the other processes of the fleet would never be found in it.
-
-    Raises:
-        DiscoveryError: says what to do.
-    """
+    """Raise DiscoveryError if a named directory is missing. A mistyped one is not created: the
+    fleet's other processes would never use it."""
     if not isinstance(place, FileDiscovery) or place.directory == default_discovery_dir():
         return
     if not os.path.lexists(place.directory):

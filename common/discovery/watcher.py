@@ -1,8 +1,8 @@
 """A frontend's side of discovery: one poll loop for a directory, etcd and Kubernetes.
 
-A card is alive for as long as something about it changes: its lease is renewed. The end of a lease
-is measured by the reader's own monotonic clock; no two clocks are ever compared. Where the place
-itself ends leases, as etcd does, a card lives for as long as it lies there.
+A card is alive while its lease is renewed, which changes its version. The reader's own monotonic
+clock measures the lease; clocks of two hosts are never compared. Where the place expires leases
+itself, as etcd does, a card lives until it is removed.
 """
 
 import asyncio
@@ -42,20 +42,20 @@ READ_AT_ONCE: Final = 16  # contents: a card may have a megabyte
 
 
 class Odd(NamedTuple):
-    """Why something is no card: for counters, and in words."""
+    """Reason why an entry is not a card: a label for counters, and a sentence."""
 
     reason: str
     what: str
 
 
 class Entry(NamedTuple):
-    """What lies at a place under a name.
+    """An entry of a place.
 
     Attributes:
-        version: another one whenever it is written or its lease renewed.
-        whose: the worker whose card it should be, or why it is none.
+        version: changes with every write and every renewal.
+        whose: the worker and incarnation in the name, or why it is not a card.
         size: bytes of its content, 0 if unknown.
-        content: None if :meth:`Place.read` has to be asked for it.
+        content: None until :meth:`Place.read`.
     """
 
     name: str
@@ -66,11 +66,11 @@ class Entry(NamedTuple):
 
 
 class Place(ABC):
-    """Where cards lie; ``str`` of it is for operators. All methods may raise a DiscoveryError.
+    """A place with cards; ``str`` of it is for operators. All methods may raise DiscoveryError.
 
     Attributes:
-        poll_s: seconds between two looks.
-        lease_s: how long a card lives that nobody renews; None if the place removes it.
+        poll_s: seconds between polls.
+        lease_s: lifetime of a card that is not renewed; None if the place expires it.
     """
 
     poll_s: float
@@ -78,26 +78,26 @@ class Place(ABC):
 
     @abstractmethod
     def pages(self) -> AsyncGenerator[Sequence[Entry], None]:
-        """All that lies there."""
+        """Yield all entries."""
 
     async def read(self, entries: Sequence[Entry]) -> Sequence[Entry]:
-        """Return them with their contents, without those that are gone meanwhile."""
+        """Return the entries with their contents, without those that are gone by now."""
         return entries
 
     async def close(self) -> None:  # noqa: B027  # a directory has none
-        """Let go of connections."""
+        """Close connections."""
 
 
 @dataclass
 class _Known:
-    """What is known of the card of one incarnation.
+    """State of one incarnation's card.
 
     Attributes:
-        unrenewed_s: infinite before a change was seen, for who knows how long ago its worker died.
-        content: what was read last, whether it is a card or not.
-        card: the last card that was told of; None after its end.
-        told: whether anything was told of it that has not ended.
-        renews: whether what was read last renews the lease of what was told.
+        unrenewed_s: infinite before a change was seen, as the worker may be long dead.
+        content: last content read, valid or not.
+        card: last card reported; None after its end.
+        told: a reported change has not been followed by its end.
+        renews: whether the last content renews the lease of the reported card.
     """
 
     worker_id: WorkerId
@@ -111,9 +111,8 @@ class _Known:
     renews: bool = False
 
     def look(self, content: bytes, key: FleetKey | None, *, alive: bool) -> CardChange | None:
-        """Take what lies there now; return what to tell. Nothing is told before its worker is
-        known to live.
-        """
+        """Take the present content and return the change to report. Nothing is reported before the
+        worker is known to live."""
         if content == self.content and self.told:
             return None
         another, self.content = content != self.content, content
@@ -140,7 +139,7 @@ class _Known:
         return CardPresent(card)
 
     def end(self) -> CardGone | None:
-        """It is gone, or its lease is over; None if nobody was told of it."""
+        """End the card; return None if it was never reported."""
         if not self.told:
             return None
         self.card, self.told = None, False
@@ -148,7 +147,7 @@ class _Known:
 
 
 class PollingWatcher(CardWatcher):
-    """Looks at a place again and again."""
+    """Polls a place."""
 
     def __init__(
         self, place: Place, key: FleetKey | None, *, clock: Callable[[], float] = time.monotonic
@@ -189,7 +188,7 @@ class PollingWatcher(CardWatcher):
 
     async def _look(self) -> None:
         now = self._clock()
-        # The reader itself may have stood still, and leases do while nothing can be read.
+        # Leases stand still while nothing can be read, or while the reader was suspended.
         passed = min(now - self._looked_at, 4 * self._place.poll_s)
         self._looked_at = now
         there, odd, full = set[str](), dict[str, str](), False
@@ -223,7 +222,7 @@ class PollingWatcher(CardWatcher):
         self._full = full
 
     def _take(self, entry: Entry) -> bool:
-        """Note what lies under a name now; return whether there was room for it."""
+        """Store an entry; return False if there is no room for it."""
         content = entry.content or b""
         known = self._known.get(entry.name)
         if not self._has_room(entry.name, len(content)):

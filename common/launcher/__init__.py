@@ -1,1 +1,1 @@
-"""``mmrouter up``: workers and frontends of this machine, started, watched and stopped together."""
+"""``mmrouter up``: start, watch and stop workers and frontends of this machine together."""

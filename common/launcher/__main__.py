@@ -1,4 +1,4 @@
-"""``mmrouter up``, and what the launch scripts call."""
+"""``mmrouter up``, also the entry point of the launch scripts."""
 
 import os
 import shlex
@@ -19,9 +19,8 @@ _SLACK_S = 15.0  # that processes may need beyond their time to drain
 
 
 def main() -> None:
-    """Serve until a signal, or until nothing is left to serve with. Exit status 2 if what was asked
-    for can't be, 1 if a process ended that should not have, 128 and the signal otherwise.
-    """
+    """Serve until a signal, or until no worker or no frontend is left. Exit status: 2 for an
+    impossible request, 1 if a process ended unexpectedly, else 128 plus the signal."""
     argv = sys.argv[1:]
     if {"-h", "--help", "--version"} & set(argv):
         print(version_line() if "--version" in argv else HELP)
@@ -45,7 +44,7 @@ def _refused(reason: str) -> int:
 
 
 def _scratch() -> Path:
-    """A directory for temporary files, vLLM's sockets among them, that is removed at the end."""
+    """Create a directory for temporary files, vLLM's sockets among them, removed at the end."""
     try:
         return Path(tempfile.mkdtemp(prefix="mmrouter.", dir=os.environ.get("TMPDIR")))
     except OSError:

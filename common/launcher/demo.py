@@ -1,4 +1,4 @@
-"""The demo: a tiny random model that is made where it is needed, with the flags that suit it."""
+"""The demo: a tiny random model that is made on demand, and its flags."""
 
 import subprocess
 import sys
@@ -11,8 +11,8 @@ _ROOT: Final = Path(__file__).parents[2]
 _MAKER: Final = _ROOT / "examples" / "demo_model.py"
 MODEL: Final = _ROOT / ".demo-model"
 
-# Its answers are noise without an end, so they are cut where a client names no limit. Chat programs
-# send tools with every message: the parser is the one for the calls of its chat template.
+# Its answers are endless noise, so they are cut where a client sets no limit. Chat programs send
+# tools with every message: the parser matches the chat template's calls.
 WORKER_FLAGS: Final = (
     "--served-model-name=demo",
     '--override-generation-config={"max_new_tokens": 256}',
@@ -25,10 +25,8 @@ FRONTEND_FLAGS: Final = (
 
 
 def model_of(flags: dict[str, list[str]]) -> str:
-    """Return the demo's directory, and put its flags before those that were given.
-
-    Raises ConfigurationError: this is no checkout of the repository.
-    """
+    """Return the demo's directory, and put its flags before the user's. Raises ConfigurationError:
+    this is not a checkout of the repository."""
     if not _MAKER.exists():
         raise ConfigurationError(
             "name a model: mmrouter up MODEL. The demo's is made by a script of the repository, "
@@ -40,10 +38,7 @@ def model_of(flags: dict[str, list[str]]) -> str:
 
 
 def make(model: str) -> None:
-    """Make the model if it is the demo's and is not there.
-
-    Raises ConfigurationError: that failed.
-    """
+    """Make the demo's model if it is missing. Raises ConfigurationError: that failed."""
     if model != str(MODEL):
         return
     done = subprocess.run([sys.executable, str(_MAKER), model], stdout=subprocess.DEVNULL)

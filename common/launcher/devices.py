@@ -1,4 +1,4 @@
-"""What workers of this machine compute on: its GPUs, or a CPU."""
+"""Devices of this machine's workers: its GPUs, or a CPU."""
 
 import itertools
 import os
@@ -13,11 +13,11 @@ from common.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Devices:
-    """GPUs to share out, by number or UUID; none for a CPU.
+    """GPUs to distribute, by number or UUID; none for a CPU.
 
     Attributes:
         single: all workers share the first.
-        per_worker: how many each takes.
+        per_worker: GPUs per worker.
     """
 
     gpus: list[str]
@@ -30,11 +30,11 @@ class Devices:
 
     @property
     def fitting(self) -> int:
-        """How many workers are started unless told."""
+        """Default number of workers."""
         return 2 if not self.gpus or self.single else max(1, len(self.gpus) // self.per_worker)
 
     def check(self, workers: int, option: str, single_option: str) -> None:
-        """Raises ConfigurationError: there are too few for so many workers."""
+        """Raise ConfigurationError if there are too few GPUs."""
         if not workers or not self.gpus or self.single:
             return
         if workers * self.per_worker > len(self.gpus):
@@ -50,22 +50,22 @@ class Devices:
             )
 
     def flags(self, workers: int) -> list[str]:
-        """What engines are told, before what the user says."""
+        """Return engine flags that precede the user's."""
         if not self.gpus:
-            # As long a context as the model has, or as fits into the memory for it.
+            # As long a context as the model has, or as fits into memory.
             return ["--enforce-eager", "--dtype=float32", "--max-model-len=auto", "--block-size=32"]
         if self.single and workers:
             return [f"--gpu-memory-utilization={0.9 / workers:.3f}"]
         return []
 
     def environment(self, number: int) -> dict[str, str]:
-        """Variables of a worker, by its number."""
+        """Return the environment variables of worker ``number``."""
         if not self.gpus:
             return {
                 "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"),
                 "VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
-                # vLLM compiles a helper of `logprobs` even with --enforce-eager, which takes about
-                # 20 s, and ends the engine where there is no C++ compiler.
+                # vLLM compiles a helper of `logprobs` even with --enforce-eager. That takes about
+                # 20 s, and ends the engine if there is no C++ compiler.
                 "TORCHDYNAMO_DISABLE": os.environ.get("TORCHDYNAMO_DISABLE", "1"),
             }
         first = 0 if self.single else number * self.per_worker
@@ -86,10 +86,10 @@ def _is_cpu_build() -> bool:
 
 
 def _gpus() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES may name, an instance of MIG each where a GPU is divided."""
+    """Return values for CUDA_VISIBLE_DEVICES, one per MIG instance of a divided GPU."""
     if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         names = [name.strip() for name in visible.split(",")]
-        # CUDA takes none from the first on that means nothing.
+        # CUDA ignores all devices from the first invalid one on.
         return list(itertools.takewhile(lambda name: name not in ("", "-1"), names))
     try:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True)

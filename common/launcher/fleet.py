@@ -1,4 +1,4 @@
-"""The processes of one ``mmrouter up``: started, waited for, watched."""
+"""The processes of one ``mmrouter up``: start, wait and watch."""
 
 import os
 import re
@@ -28,7 +28,7 @@ _CAUSE: Final = re.compile(rb"[A-Za-z](Error|Exception): |error: ")
 
 
 class EndedError(MmRouterError):
-    """A process ended that was to go on."""
+    """A process ended that should run on."""
 
 
 class StoppedError(Exception):
@@ -41,7 +41,7 @@ class StoppedError(Exception):
 
 @dataclass
 class Started:
-    """A process with a session of its own."""
+    """A process that leads its own session."""
 
     name: str
     log: Path
@@ -54,7 +54,7 @@ class Started:
 
 
 class Fleet:
-    """Everything that one plan starts."""
+    """All processes of a plan."""
 
     def __init__(self, plan: Plan, sweeper: Sweeper, scratch: Path) -> None:
         self._plan = plan
@@ -78,16 +78,12 @@ class Fleet:
         return int(time.monotonic() - self._began)
 
     def start(self) -> None:
-        """Start all, and wait until all are ready.
-
-        Raises:
-            EndedError: one ended, or the time is over.
-            StoppedError: a signal came.
-        """
+        """Start all processes and wait until they are ready. Raises EndedError: one ended, or the
+        time is over. Raises StoppedError: a signal came."""
         plan = self._plan
         for name, port in zip(plan.frontends, plan.ports, strict=True):
             where = [f"--host={plan.host}", f"--port={port}"]
-            # Without a device, so that a frontend never takes memory from a worker.
+            # Without a device, so that a frontend never takes GPU memory from a worker.
             self._start(
                 name,
                 "frontend",
@@ -102,7 +98,8 @@ class Fleet:
                 [*flags, *plan.worker_flags],
                 plan.devices.environment(number),
             )
-            # vLLM measures what is free on its GPU while it starts, so sharing workers take turns.
+            # vLLM measures free GPU memory while it starts, so workers that share a GPU start one
+            # by one.
             if plan.devices.gpus and plan.devices.single:
                 self._wait()
         self._wait()
@@ -144,7 +141,7 @@ class Fleet:
                 if each.ended:
                     raise EndedError(f"{_report(each)}; it had not started yet")
             for name, place in places.items():
-                # It would try again, and workers of other hosts may be better.
+                # The frontend would retry, since workers of other hosts may be better.
                 if self._plan.workers and name not in ready and (why := cannot_serve(place.log)):
                     raise EndedError(f"{name}: {why}")
             left = awaited(places, logs)
@@ -158,7 +155,7 @@ class Fleet:
             if line != shown or time.monotonic() > shown_at + _REMIND_S:
                 self._say(f"waiting for {line}")
                 shown, shown_at = line, time.monotonic()
-            # Workers of other hosts may come when they like.
+            # Workers of other hosts may come at any time.
             if self._plan.workers and self.seconds >= self._plan.start_timeout_s:
                 raise EndedError(
                     f"not ready after {self._plan.start_timeout_s} s; logs are in "
@@ -171,7 +168,7 @@ class Fleet:
         print(f"[{self.seconds:3} s] {line}", flush=True)
 
     def ready(self) -> str:
-        """What to say and to paste once all are ready."""
+        """Return the text to print once all are ready."""
         names = ", ".join(self._plan.workers)
         if not self._plan.frontends:
             return (
@@ -187,12 +184,8 @@ class Fleet:
         return "\n".join(said)
 
     def watch(self) -> None:
-        """Go on until a signal comes, or until no worker or no frontend is left.
-
-        Raises:
-            EndedError: none is left.
-            StoppedError: a signal came.
-        """
+        """Wait for a signal, or until no worker or no frontend is left. Raises EndedError: none is
+        left. Raises StoppedError: a signal came."""
         while True:
             pause(1.0)
             self._sweeper.look()
@@ -209,7 +202,7 @@ class Fleet:
                 print(f"{sentence}; the others go on", flush=True)
 
     def reap(self) -> None:
-        """Collect the exit statuses of those that have ended."""
+        """Collect exit statuses."""
         for each in self._started.values():
             each.process.poll()
 
@@ -221,8 +214,8 @@ def pause(seconds: float) -> None:
 
 
 def _in_the_child() -> None:
-    """A launcher that is killed takes its processes with it, also if nobody else was told of them
-    yet."""
+    """End a child with its launcher, even if the launcher is killed before the sweeper knows the
+    child."""
     end_with_parent(signal.SIGTERM)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPED_BY)
 

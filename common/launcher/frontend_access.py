@@ -1,4 +1,4 @@
-"""How to ask a frontend that was started here: at an address or a socket, over TLS or not."""
+"""Access to a frontend of this machine: over TCP or a Unix socket, with or without TLS."""
 
 import http.client
 import os
@@ -20,8 +20,6 @@ CLIENT_CERT, CLIENT_KEY = "CLIENT_CERT", "CLIENT_KEY"
 
 
 class Connection(http.client.HTTPConnection):
-    """To a frontend, at an address or a Unix socket, over TLS or not."""
-
     def __init__(self, url: str, timeout: float, tls: ssl.SSLContext | None) -> None:
         self.parts = urlsplit(url)
         super().__init__(self.parts.hostname or "localhost", self.parts.port, timeout)
@@ -39,11 +37,8 @@ class Connection(http.client.HTTPConnection):
 
 
 def client_tls() -> ssl.SSLContext:
-    """Without a look at the frontend's certificate: the script started it, and tells it nothing.
-
-    Raises:
-        ConfigurationError: the client certificate can't be used.
-    """
+    """Return a TLS context that does not verify the frontend: the script started it, and sends no
+    secret. Raises ConfigurationError: the client certificate is unusable."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -61,7 +56,7 @@ def client_tls() -> ssl.SSLContext:
 def ask(
     connection: Connection, path: str, headers: dict[str, str] | None = None
 ) -> tuple[int, bytes]:
-    """Status and body, from a connection that is closed afterwards."""
+    """Return status and body, and close the connection."""
     try:
         connection.request("GET", path, headers=headers or {})
         answer = connection.getresponse()
@@ -73,7 +68,7 @@ def ask(
 def get(
     url: str, path: str, timeout: float = 2.0, headers: dict[str, str] | None = None
 ) -> tuple[int, bytes]:
-    """Status and body, over TLS if nothing else is answered; or NOBODY, SILENT or LOCKED."""
+    """Return status and body, over TLS if plain HTTP fails; or NOBODY, SILENT or LOCKED."""
     try:
         if not url.startswith("https:"):
             return ask(Connection(url, timeout, None), path, headers)
@@ -95,17 +90,17 @@ def get(
     except TimeoutError:
         return SILENT, b""
     except (OSError, http.client.HTTPException):
-        # By TLS 1.3 a client that shows no certificate is sent away after its handshake.
+        # With TLS 1.3 a client without a certificate is rejected after its handshake.
         return LOCKED, b""
 
 
 def locked(error: ssl.SSLError) -> bool:
-    """Whether a handshake ended since we have no certificate, or none that is trusted."""
+    """Return whether a handshake failed for lack of a trusted client certificate."""
     return bool(re.search("HANDSHAKE_FAILURE|UNKNOWN_CA|BAD_CERTIFICATE", str(error)))
 
 
 def over_tls(url: str, context: ssl.SSLContext) -> ssl.SSLSocket | None:
-    """A connection by which a context is content with the frontend; None if it is not."""
+    """Connect with verification by ``context``; return None if it fails."""
     connection = Connection(url, 5.0, context)
     try:
         connection.connect()
@@ -116,7 +111,7 @@ def over_tls(url: str, context: ssl.SSLContext) -> ssl.SSLSocket | None:
 
 
 def url_of(url: str) -> str:
-    """A frontend's URL, with the scheme that it speaks."""
+    """Return a frontend's URL with the scheme that it speaks."""
     if not url.startswith("http:"):
         return url
     try:
@@ -127,12 +122,12 @@ def url_of(url: str) -> str:
 
 
 class Trust(NamedTuple):
-    """How a client comes to trust a frontend's certificate.
+    """How a client can trust a frontend's certificate.
 
     Attributes:
         curl: flags of curl.
-        note: for people; empty if there is nothing to say.
-        file: what to trust, if it is not what the system trusts.
+        note: text for people; may be empty.
+        file: certificates to trust, if not the system's.
     """
 
     curl: str = ""

@@ -1,4 +1,4 @@
-"""What the flags of frontends say that a client of them must know."""
+"""Flags of frontends that their clients must know."""
 
 import argparse
 import os
@@ -14,11 +14,11 @@ READ = ("--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certs")
 
 @dataclass(frozen=True)
 class Told:
-    """What the frontends' flags say that a client must know.
+    """Values of frontends' flags that a client must know.
 
     Attributes:
         uds: the Unix socket to listen on.
-        key: an API key, and how a shell gets it; two empty strings if none is needed.
+        key: an API key, and a shell expression for it; both empty if none is needed.
     """
 
     uds: str = ""
@@ -26,14 +26,8 @@ class Told:
 
 
 def told(arguments: list[str], option: str) -> Told:
-    """Read the flags of frontends, and the file of ``--config``.
-
-    Args:
-        option: where users give flags to frontends alone.
-
-    Raises:
-        ConfigurationError: they say something that the launcher has to say.
-    """
+    """Read frontends' flags and their file of ``--config``; ``option`` is where users set them.
+    Raises ConfigurationError: a flag is the launcher's to set."""
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
     for flag in ("--host", "--port", "--uds", "--api-key-file", "--config", *READ):
         parser.add_argument(flag, flag.replace("-", "_").replace("__", "--"))
@@ -61,7 +55,8 @@ def told(arguments: list[str], option: str) -> Told:
 
 
 def read_config(path: Path) -> dict[str, object]:
-    """Keys of a YAML file with dashes; none if it is not right, which the frontend says better."""
+    """Return the file's keys, with dashes; none for an invalid file, which the frontend reports
+    better."""
     import yaml
 
     try:
@@ -75,7 +70,7 @@ def read_config(path: Path) -> dict[str, object]:
 
 
 def key(given: object, file: str) -> tuple[str, str]:
-    """An API key, and how a shell gets it, which does not show it."""
+    """Return an API key, and a shell expression for it that does not show it."""
     keys = [given] if isinstance(given, str) else list(given) if isinstance(given, list) else []
     if file:
         try:

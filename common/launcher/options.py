@@ -1,5 +1,7 @@
-"""What ``mmrouter up`` was asked for, by flags or by the launch scripts' variables, and whether it
-can be: everything that can be seen at once is said before anything is started."""
+"""Parse and check a ``mmrouter up`` command line, or the launch scripts' variables.
+
+Every fault that can be found early is reported before any process starts.
+"""
 
 import argparse
 import contextlib
@@ -74,13 +76,12 @@ FROM_ENVIRONMENT: Final = "--from-environment"
 
 @dataclass(frozen=True)
 class Plan:
-    """What to start.
+    """Processes to start.
 
     Attributes:
         model: empty if no workers are started.
-        workers: their names, as ``frontends`` has those of frontends.
-        told: what a client has to know.
-        own_discovery: cards are kept in a place that goes with this process.
+        workers: names of the workers.
+        own_discovery: cards are in a directory that is removed with this process.
     """
 
     model: str
@@ -99,7 +100,7 @@ class Plan:
 
     @property
     def urls(self) -> list[str]:
-        """Of the frontends, as this host reaches them."""
+        """URLs of the frontends, reachable from this host."""
         if self.told.uds:
             return [f"unix://{self.told.uds}"]
         reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
@@ -113,13 +114,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 class Request:
-    """A command line of ``mmrouter up``, taken apart."""
-
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Take apart what was said; nothing is looked at yet.
-
-        Raises ConfigurationError: a flag or variable means nothing.
-        """
+        """Split the arguments, without checks. Raises ConfigurationError: a flag or variable is
+        unknown."""
         self._by_variable = FROM_ENVIRONMENT in argv
         self._environ = environ
         self._known = {
@@ -138,11 +135,11 @@ class Request:
         self._add_words("engine_args", "worker")
         self._add_words("frontend_args", "frontend")
         if self._by_variable and "--trust-remote-code" in self.flags["worker"]:
-            # Frontends run a model's own code only if they are told so themselves.
+            # Frontends run a model's own code only if told so themselves.
             self.flags["frontend"].append("--trust-remote-code")
 
     def name(self, option: str) -> str:
-        """What the user calls one of our options."""
+        """Return the option's name as the user knows it."""
         flag = "--" + option.replace("_", "-")
         return OPTIONS[flag][0] if self._by_variable else flag
 
@@ -172,7 +169,7 @@ class Request:
             yield f"--model={self._environ['MODEL']}"
 
     def _share_out(self, words: Sequence[str]) -> Iterator[str]:
-        """Give each flag, with the words behind it, to who knows it, and return our own."""
+        """Pass each flag with its values to the processes that know it; return our own."""
         at = next((n for n, word in enumerate(words) if _is_flag(word)), len(words))
         if at > 1:
             raise ConfigurationError(f"unexpected argument {words[1]!r}: one model is served")
@@ -229,7 +226,7 @@ class Request:
             ) from None
 
     def number(self, option: str, default: int, least: int) -> int:
-        """A whole number of at least so much, in digits."""
+        """Return a whole number in digits, at least ``least``."""
         text: str = getattr(self.own, option) or str(default)
         if not re.fullmatch(r"[0-9]{1,9}", text):
             raise ConfigurationError(f"{self.name(option)} must be a number, not {text!r}")
@@ -238,17 +235,17 @@ class Request:
         return int(text)
 
     def check_flags(self) -> None:
-        """Raise ConfigurationError for what the processes would refuse at once."""
+        """Raise ConfigurationError for flags that the processes would refuse at once."""
         for command, (known, names) in self._known.items():
             known.check(self.flags[command], names, self._environ)
 
     def place(self) -> str:
-        """Where cards are kept, as the user says it; empty if it is left to us."""
+        """Return the user's place for cards; empty if none is given."""
         words = self.flags["frontend"] + self.flags["worker"]
         return value_of("--discovery", words) or self._environ.get("MMROUTER_DISCOVERY") or ""
 
     def check_place(self, place: str) -> None:
-        """Raise ConfigurationError for a directory that is not there."""
+        """Raise ConfigurationError if the directory is missing, or the fleet key unreadable."""
         name = "DISCOVERY" if self._by_variable else "--discovery"
         if place and "://" not in place and not Path(place).is_dir():
             raise ConfigurationError(
@@ -263,7 +260,7 @@ class Request:
             )
 
     def check_count(self, workers: int, frontends: int, place: str) -> None:
-        """Raise ConfigurationError if there is nothing to start, or nobody to talk to."""
+        """Raise ConfigurationError if nothing is to be started, or one side is missing."""
         ours, theirs = self.name("workers"), self.name("frontends")
         set_it = f"set {'DISCOVERY' if self._by_variable else '--discovery'} to"
         if not workers + frontends:
@@ -280,10 +277,8 @@ class Request:
             )
 
     def model(self) -> str:
-        """Which model workers serve; the demo's is made when it is time.
-
-        Raises ConfigurationError: it is not there, or not whole.
-        """
+        """Return the workers' model; the demo's is made later. Raises ConfigurationError: it is
+        missing or incomplete."""
         model = self.own.model
         if model is None:
             return demo.model_of(self.flags)
@@ -308,11 +303,8 @@ class Request:
 
 
 def make_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
-    """Make the plan of a command line. Nothing is started, and nothing is written but the
-    directory for logs.
-
-    Raises ConfigurationError: it can't be done.
-    """
+    """Make the plan of a command line. Starts nothing and creates only the log directory. Raises
+    ConfigurationError: the plan is impossible."""
     asked = Request(argv, environ)
     asked.check_flags()
     place = asked.place()
@@ -382,5 +374,5 @@ def _known(command: str) -> KnownFlags:
 
 
 def _is_flag(word: str) -> bool:
-    """Whether it is one, and no value such as -1 or {"a": -1}."""
+    """Return whether it is a flag and not a value such as -1 or {"a": -1}."""
     return re.match(r"--?[A-Za-z]", word) is not None

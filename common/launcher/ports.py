@@ -1,4 +1,4 @@
-"""Whether a frontend could listen where it is to."""
+"""Check that a frontend could listen on its port."""
 
 import errno
 import socket
@@ -10,10 +10,8 @@ from common.errors import ConfigurationError
 def free_port(
     host: str, wanted: int, taken: Collection[int], host_option: str, port_option: str
 ) -> int:
-    """Return the wanted port, for 0 any free one but those that are taken.
-
-    Raises ConfigurationError: it is not free, or the host is no address of this machine.
-    """
+    """Return the wanted port, or for 0 a free one outside ``taken``. Raises ConfigurationError: it
+    is in use, or the host is not of this machine."""
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(
             host, wanted, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -24,7 +22,7 @@ def free_port(
             found = int(probe.getsockname()[1])
             if found not in taken:
                 return found
-            # Meanwhile this one is held, so another is found.
+            # This one is held meanwhile, so another is found.
             return free_port(host, wanted, (), host_option, port_option)
     except socket.gaierror as error:
         reason = f"{host_option}={host} is no address of this machine: {error.strerror}"

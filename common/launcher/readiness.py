@@ -1,4 +1,4 @@
-"""Who of those that were started is ready, and what the others do."""
+"""Readiness of the started processes, and their progress."""
 
 import json
 import re
@@ -10,16 +10,15 @@ from common.launcher.frontend_access import LOCKED, NOBODY, SILENT, get
 
 
 class Place(NamedTuple):
-    """Where a frontend is, and its log if that can be read."""
+    """Address of a frontend, and its log if readable."""
 
     url: str
     log: Path | None
 
 
 def progress(url: str, log: Path | None) -> str:
-    """The state of the frontend, then the ids of the workers it knows, in one line. One that asks
-    for a key or a certificate does not say whom it knows.
-    """
+    """Return the state of a frontend, then the ids of its workers, in one line. A frontend that
+    needs a key or certificate does not list them."""
     status, body = get(url, "/mmrouter/workers")
     if status == LOCKED:
         served = log is None or re.search(rb"frontend\.models: serving ", log.read_bytes())
@@ -35,7 +34,7 @@ def progress(url: str, log: Path | None) -> str:
 
 
 def cannot_serve(log: Path | None) -> str:
-    """Return what a frontend's log says of a model that it can't serve; empty if nothing."""
+    """Return why a frontend's log says that it can't serve a model; empty if it does not."""
     said = b"" if log is None else log.read_bytes()
     found = re.search(rb"frontend\.models: (model .+ can't be served: .+)", said)
     return found[1].decode(errors="replace") if found else ""
@@ -59,19 +58,15 @@ FRONTENDS: Final = {
 
 
 def stage(log: Path) -> str:
-    """What a worker that wrote this log is doing."""
+    """Return the start-up stage of a worker, by its log."""
     said = log.read_bytes()
     return next((doing for line, doing in STAGES if re.search(line, said)), "importing vLLM")
 
 
 def awaited(frontends: Mapping[str, Place], logs: Mapping[str, Path]) -> dict[str, str]:
-    """What is not ready yet, by name, and what it does.
-
-    Args:
-        frontends: where they are, by name.
-        logs: of workers, by name. One is ready if every frontend that says whom it knows has it,
-            or, where none says so, if its log does.
-    """
+    """Return the processes that are not ready yet, with their progress. A worker is ready once
+    every frontend that lists workers has it; if none lists them, once its log says so. ``logs`` are
+    the workers'."""
     states = {name: progress(*place).split() for name, place in frontends.items()}
     telling = [known for state, *known in states.values() if state != "guarded"]
     told = {name: FRONTENDS[state] for name, (state, *_) in states.items() if state in FRONTENDS}

@@ -1,4 +1,4 @@
-"""``mmrouter status``: the workers that a running frontend knows, as a table."""
+"""``mmrouter status``: a table of the workers that a running frontend knows."""
 
 import argparse
 import os
@@ -21,7 +21,7 @@ _COLUMNS: Final = ("WORKER", "MODEL", "HEALTH", "RUNNING", "WAITING", "KV CACHE"
 
 
 class _Worker(msgspec.Struct):
-    """What is printed of ``/mmrouter/workers``."""
+    """Fields of ``/mmrouter/workers`` that are printed."""
 
     worker_id: str
     model: str
@@ -65,14 +65,14 @@ class _Worker(msgspec.Struct):
 
 
 class _Refused(msgspec.Struct):
-    """What is printed of ``/mmrouter/workers/refused``."""
+    """Fields of ``/mmrouter/workers/refused`` that are printed."""
 
     worker_id: str
     reason: str
 
 
 def show_status(argv: Sequence[str]) -> int:
-    """Print the table. Return 0 if a worker is healthy, 1 if none is, 2 if nobody told."""
+    """Print the table. Return 0 if a worker is healthy, 1 if none is, 2 if no frontend answered."""
     parser = argparse.ArgumentParser(
         "mmrouter status", description="Print the workers that a running frontend knows."
     )
@@ -113,15 +113,13 @@ def show_status(argv: Sequence[str]) -> int:
 
 
 class _NoRedirects(HTTPRedirectHandler):
-    """An admin key goes to the frontend that was named alone; urllib would take it elsewhere."""
+    """Send the admin key only to the named frontend; urllib would follow a redirect with it."""
 
     def redirect_request(self, *_: object) -> None:
         """See urllib."""
 
 
 class _Asking:
-    """Requests to one frontend."""
-
     def __init__(self, url: str, key: str | None, ca_file: str | None) -> None:
         if not url.startswith(("http://", "https://")):
             raise ValueError("a URL starts with http:// or https://")
@@ -153,7 +151,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return text that does nothing to a terminal, whoever wrote it."""
+    """Replace control characters: any peer may have written the text."""
     return "".join(each if each.isprintable() else "?" for each in text)
 
 

@@ -1,8 +1,8 @@
-"""Ends what was started, whatever ends first.
+"""End all started processes, whichever process dies first.
 
-Every process runs in a session of its own, which its children (vLLM's engine) share, so a session
-can be ended as a whole. A child of the launcher does that once its pipe is closed: by the launcher,
-or by the kernel if the launcher was killed. If that child is killed, the launcher makes another.
+Every process leads a session that its children (vLLM's engine) share, so that the session can be
+ended as a whole. A child of the launcher does that when its pipe closes, even if the launcher was
+killed. The launcher replaces a killed child.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ _STOP, _KILL = b"stop", b"kill"
 
 @dataclass
 class Sessions:
-    """Sessions that were started, and what they may leave.
+    """Started sessions, and the files that they may leave behind.
 
     Attributes:
-        grace_s: how long processes have to end by themselves.
-        scratch: a directory that goes with them.
-        leaders: ids of the sessions that have processes.
-        segments: files in /dev/shm that they had. A process that dies may leave them, and then
-            nothing tells whose they are: so they are noted while it lives.
+        grace_s: time for processes to end by themselves.
+        scratch: directory to remove at the end.
+        leaders: ids of sessions with processes.
+        segments: their files in /dev/shm, noted while the process lives: afterwards nothing
+            identifies their owner.
     """
 
     grace_s: float
@@ -39,31 +39,29 @@ class Sessions:
     segments: set[str] = field(default_factory=set)
 
     def look(self) -> None:
-        """Note shared memory, and forget sessions that have no process: their ids are free."""
+        """Note shared memory, and forget sessions without a process: their ids may be reused."""
         living = self._processes()
         for pid in living:
             self.segments |= _segments_of(pid)
         self.leaders &= set(living.values())
 
     def _processes(self) -> dict[int, int]:
-        """The session of each process that has not ended; a zombie has."""
+        """Return the session of each process that has not ended; zombies have."""
         found = {}
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError, ValueError):
-                # After the command's name, which is in brackets: state, parent, group, session.
+                # Fields after the command's name, which is in brackets: state, parent, group,
+                # session.
                 stat = (process / "stat").read_text().rpartition(")")[2].split()
                 if int(stat[3]) in self.leaders and stat[0] not in "ZX":
                     found[int(process.name)] = int(stat[3])
         return found
 
     def end(self, hurry: Callable[[float], bool]) -> None:
-        """End every process, and remove what is left.
-
-        Args:
-            hurry: waits for so many seconds, or until processes are to be killed; says whether.
-        """
+        """End every process, and remove their files. ``hurry`` waits for some seconds and returns
+        whether to kill at once."""
         self.look()
-        # Each process is asked to end its own children; who does not is made to.
+        # Each leader is asked to end its own children; the rest are ended here.
         for leader in self.leaders:
             _signal(leader, signal.SIGTERM)
         self._wait(self.grace_s, hurry)
@@ -94,7 +92,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def _segments_of(pid: int) -> set[str]:
-    """Files in /dev/shm that a process has mapped or open."""
+    """Return the files in /dev/shm that a process has mapped or open."""
     process = Path("/proc") / str(pid)
     found: set[str] = set()
     with contextlib.suppress(OSError):
@@ -106,7 +104,7 @@ def _segments_of(pid: int) -> set[str]:
 
 
 class Sweeper:
-    """The launcher's side: a child that outlives it."""
+    """The launcher's side: a child process that outlives it."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
@@ -116,7 +114,7 @@ class Sweeper:
         self._fork()
 
     def _fork(self) -> None:
-        """Start the child. This process has one thread, so a fork is a whole copy."""
+        """Start the child. This process has one thread, so a fork is a complete copy."""
         theirs, self._pipe = os.pipe()
         self._pid = os.fork()
         if self._pid:
@@ -134,26 +132,27 @@ class Sweeper:
             os._exit(status)
 
     def started(self, leader: int) -> None:
-        """Take note of a process that leads a session."""
+        """Register the leader of a session."""
         self._sessions.leaders.add(leader)
         self._tell(str(leader).encode())
 
     def look(self) -> None:
-        """Make another child if this one was killed."""
+        """Replace a killed child."""
         if self._gone():
             os.close(self._pipe)
             self._fork()
 
     def stop(self) -> None:
-        """Begin to end everything."""
+        """Begin to end all processes."""
         self._tell(_STOP)
 
     def kill(self) -> None:
-        """End everything that is left at once."""
+        """Kill all remaining processes."""
         self._tell(_KILL)
 
     def ended(self) -> bool:
-        """Whether everything has ended. If the child was killed, the next one goes on."""
+        """Return whether all processes have ended. A killed child is replaced, and the new one
+        continues."""
         if not self._gone():
             return False
         if self._done:
@@ -177,7 +176,7 @@ class Sweeper:
 
 
 class _Child:
-    """What runs there."""
+    """The child process."""
 
     def __init__(self, sessions: Sessions, pipe: int) -> None:
         self._sessions = sessions

@@ -1,4 +1,4 @@
-"""What is printed to be pasted: requests to the frontend that was started."""
+"""Commands to print for pasting: requests to the started frontend."""
 
 import base64
 import io
@@ -14,7 +14,7 @@ from common.launcher.frontend_access import CLIENT_CERT, CLIENT_KEY, LOCKED, Tru
 
 
 def picture() -> str:
-    """A small drawing as a data URI, short enough to paste into a terminal."""
+    """Return a small drawing as a data URI, short enough for a terminal."""
     from PIL import Image, ImageDraw
 
     image = Image.new("P", (112, 112), 0)
@@ -29,10 +29,8 @@ def picture() -> str:
 
 
 def tries(url: str, directory: Path, key: tuple[str, str]) -> str:
-    """What to paste: a curl that sends a picture to the first model, and the example client.
-
-    Raises ConfigurationError: the frontend does not tell whom it serves.
-    """
+    """Return a curl command that sends a picture to the first model, and the example client's.
+    Raises ConfigurationError: the frontend does not list its models."""
     bearer, shown = key
     headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
     status, body = get(url, "/v1/models", 30, headers)
@@ -81,7 +79,7 @@ def curl(url: str, flags: str, body: str) -> str:
 
 
 def example_client(url: str, trusted: Trust, shown: str) -> list[str]:
-    """How it is called; nothing where it can't be."""
+    """Return the example client's command; empty if it can't be used."""
     if url.startswith("unix:") or trusted.note or os.environ.get(CLIENT_CERT):
         return []
     script = Path(__file__).parents[2] / "examples" / "send_pictures.py"
@@ -95,7 +93,7 @@ def example_client(url: str, trusted: Trust, shown: str) -> list[str]:
 
 
 def relative(path: str) -> str:
-    """A path as it is written in the working directory, if it is below it."""
+    """Return a path relative to the working directory, if it is below it."""
     try:
         return str(Path(path).absolute().relative_to(Path.cwd()))
     except ValueError:

@@ -1,1 +1,1 @@
-"""What is known of encoded media before they are decoded, and limits on what decodes them."""
+"""Inspect encoded media before decoding, and limit the decoders."""

@@ -1,7 +1,7 @@
-"""Pixels that a decoder makes of an AVIF file, by the headers of the AV1 pictures inside.
+"""Decoded pixels of an AVIF file, by the headers of its AV1 pictures.
 
-The file says the size of its picture twice: in its own header, and in that of each AV1 picture. AV1
-decoders go by the latter, and only afterwards is it compared. So a kilobyte could take gigabytes.
+The file states its size twice: in its own header, and in each AV1 picture. AV1 decoders allocate by
+the latter and compare afterwards, so a kilobyte could take gigabytes.
 """
 
 import struct
@@ -19,15 +19,12 @@ _ANIMATED: Final = "it is an animated AVIF, which is not read here: send its pic
 
 
 class UnreadAvifError(ValueError):
-    """An AVIF file of which it can't be told what decoding it takes; says so to its user."""
+    """An AVIF file whose decoding cost is unknown; the text is for its user."""
 
 
 def avif_pixels(data: bytes) -> int:
-    """Return the pixels of the largest AV1 picture in a file, or half of those of all of them: a
-    picture and its transparency are two of the same size.
-
-    Raises UnreadAvifError: the file is animated, damaged, or can't be understood.
-    """
+    """Return the pixels of the largest AV1 picture, or half the total if more: transparency is a
+    picture of equal size. Raises UnreadAvifError: the file is animated, damaged or unsupported."""
     try:
         sizes = [_coded_pixels(part) for part in _pictures(data)]
     except (IndexError, struct.error) as error:
@@ -56,14 +53,14 @@ def _pictures(data: bytes) -> Iterator[bytes]:
 
 
 class _Box(NamedTuple):
-    """The content of a box: offsets."""
+    """Offsets of a box's content."""
 
     start: int
     end: int
 
 
 class _Item(NamedTuple):
-    """Where an item is: offset and length of each piece."""
+    """Offset and length of each piece of an item."""
 
     number: int
     in_idat: bool
@@ -136,7 +133,7 @@ def _few(count: int) -> int:
 
 
 class _Bytes:
-    """Reads numbers one after the other."""
+    """Reader of big-endian numbers."""
 
     def __init__(self, data: bytes, box: _Box) -> None:
         self._data = data
@@ -150,7 +147,7 @@ class _Bytes:
 
 
 def _coded_pixels(data: bytes) -> int:
-    """Return the most pixels that a frame of an AV1 picture may have."""
+    """Return the maximum pixels of a frame of an AV1 picture."""
     found = [_frame_pixels(unit) for kind, unit in _units(data) if kind == _SEQUENCE_HEADER]
     if not found:
         raise UnreadAvifError(_UNREAD)
@@ -158,7 +155,7 @@ def _coded_pixels(data: bytes) -> int:
 
 
 def _units(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield kind and content of the units that an AV1 stream consists of."""
+    """Yield kind and content of the units of an AV1 stream."""
     at = 0
     while at < len(data):
         head = data[at]
@@ -182,7 +179,7 @@ def _units(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 class _Bits:
-    """Reads bits one after the other."""
+    """Reader of bits."""
 
     def __init__(self, data: bytes) -> None:
         self._value = int.from_bytes(data[:64], "big")
@@ -196,11 +193,9 @@ class _Bits:
 
 
 def _frame_pixels(unit: bytes) -> int:
-    """Return the product of the largest width and height that a sequence header allows.
-
-    Frames have a size of their own unless the header is the short one of still pictures. No decoder
-    has to hold that against the largest that is announced, so all that its bits can say counts.
-    """
+    """Return the product of the largest width and height that a sequence header allows. Unless the
+    header is a still picture's short one, frames carry their own size. Decoders need not check it
+    against the header, so the full range of its bits counts."""
     bits = _Bits(unit)
     bits.number(4)  # profile, and whether it is a still picture
     short = bits.number(1)

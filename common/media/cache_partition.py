@@ -1,10 +1,9 @@
-"""Which requests share what is kept of media: those with the same ``cache_salt``.
+"""Partition cached media by ``cache_salt``: only requests with the same salt share them.
 
-vLLM mixes the salt into block hashes, but keeps media by hash of their content, whoever
-sends them: by the time that a picture takes, one user could find out that another has sent
-it. Here a salt names a partition, which is mixed into the hashes themselves. All that keeps
-or finds media by hash (the caches, the arena, the router, workers, their engines' encoder
-caches) then keeps partitions apart and knows nothing of them.
+vLLM salts block hashes, but caches media by content hash for all users: the time that a picture
+takes would reveal that another user has sent it. Here a salt names a partition, which is mixed into
+the media hashes. Every cache keyed by them (arena, router, workers, encoder caches) then separates
+partitions without knowing of them.
 """
 
 from typing import Final, NewType
@@ -20,7 +19,8 @@ SHARED: Final = Partition("")  # of all requests without a salt. Hashes in it ar
 
 
 def partition_of(salt: str | None, owner: str = "") -> Partition:
-    """The partition of a salt, and of an owner (without NUL) if others' salts are not the same."""
+    """Return the partition of a salt, and of an owner (without NUL) if salts of owners are
+    separate."""
     if not salt and not owner:
         return SHARED
     # JSON can carry lone surrogates.
@@ -29,7 +29,7 @@ def partition_of(salt: str | None, owner: str = "") -> Partition:
 
 
 def hash_within(mm_hash: MmHash, partition: Partition) -> MmHash:
-    """The hash of a medium in a partition, of its content's hash."""
+    """Combine a medium's content hash with its partition."""
     if partition == SHARED:
         return mm_hash
     return MmHash(blake3(f"media\0{partition}\0{mm_hash}".encode()).hexdigest())

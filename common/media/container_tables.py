@@ -1,12 +1,12 @@
 """Refuse audio and video whose index tables would take FFmpeg far more memory than the file.
 
-FFmpeg builds an index when it opens a file: of MP4 and QuickTime an entry for each sample, for each
-1,024 samples of plain sound, and again for each time that an edit list shows a sample. A header
-claims billions of them in four bytes. So do its lists of pictures and of names. FLV and MXF have
-one such number each. A track of Matroska takes two bytes in the file, and hundreds in memory.
+When FFmpeg opens MP4 or QuickTime, it builds an index: an entry per sample, per 1,024 samples of
+PCM audio, and per repetition in an edit list. A header claims billions of entries in four bytes, as
+do its lists of pictures and names. FLV and MXF have one such number each. A Matroska track takes
+two bytes in the file, and hundreds in memory.
 
-Looks for tables wherever they may be, save in the media themselves, since FFmpeg looks for them in
-many places. Only a track in which every table is there once is judged by itself.
+Tables are searched everywhere except in the media data, because FFmpeg looks in many places. Only a
+track with exactly one of every table is judged by itself.
 """
 
 import re
@@ -57,7 +57,7 @@ _MXF_DURATION: Final = re.compile(rb"\x3f\x0c\x00\x08(.{8})", re.DOTALL)
 
 
 def claims_too_much(data: bytes | memoryview) -> bool:
-    """Return whether FFmpeg would take memory for what isn't there when it opens a file."""
+    """Return whether FFmpeg would allocate memory for missing data when it opens a file."""
     if bytes(data[:3]) == b"FLV":
         return any(
             int.from_bytes(found[1], "big") * _FLV_NUMBER > len(data)
@@ -81,7 +81,7 @@ def _lists_too_much(data: bytes | memoryview) -> bool:
 
 
 def _has_too_many_tracks(data: bytes | memoryview) -> bool:
-    """Return whether the lists of a Matroska file, or WebM, have more tracks than any film has."""
+    """Return whether a Matroska or WebM file has more tracks than any film."""
     whole = bytes(data)
     tracks = start = 0
     while (found := whole.find(_MATROSKA_TRACKS, start)) >= 0 and tracks <= _MOST_TRACKS:
@@ -91,10 +91,8 @@ def _has_too_many_tracks(data: bytes | memoryview) -> bool:
 
 
 def _elements(data: bytes, at: int) -> int:
-    """Return how many elements of EBML follow a name, up to one more than the most tracks.
-
-    Not looked at is where their parent ends: whatever follows it is of other names.
-    """
+    """Return the number of EBML elements behind a name, up to one more than the most tracks.
+    Ignores the parent's end: later elements have other names."""
     at += _length_of_number(data, at)
     count = 0
     while at + 1 < len(data) and data[at] and count <= _MOST_TRACKS:
@@ -107,7 +105,7 @@ def _elements(data: bytes, at: int) -> int:
 
 
 def _length_of_number(data: bytes, at: int) -> int:
-    """Return the bytes that a number of EBML takes, by its first bits."""
+    """Return the bytes of an EBML number, by its first bits."""
     return 9 - data[at].bit_length() if at < len(data) else 1
 
 
@@ -129,7 +127,7 @@ def _claims_too_many_samples(data: bytes | memoryview) -> bool:
         if not inside:
             rest.look(start, end)
     if not rest.tables.keys().isdisjoint(_TRACKS_ONLY):
-        # Some table may belong to any track: all of them are judged as one.
+        # A stray table may belong to any track: all tracks are judged as one.
         for track in tracks:
             rest.join(track)
         tracks = []
@@ -143,7 +141,7 @@ def _claims_too_many_samples(data: bytes | memoryview) -> bool:
 
 
 def _boxes(data: bytes | memoryview, at: int, end: int) -> Iterator[tuple[int, int, bytes]]:
-    """Yield start, end and name of the boxes that follow one another."""
+    """Yield start, end and name of consecutive boxes."""
     while at + _BOX.size <= end:
         size, kind = _BOX.unpack_from(data, at)
         if size == 1 and at + 16 <= end:
@@ -157,7 +155,7 @@ def _boxes(data: bytes | memoryview, at: int, end: int) -> Iterator[tuple[int, i
 
 @dataclass
 class _Track:
-    """What the tables of a track say, or of several that can't be told apart."""
+    """Tables of one track, or of several that can't be separated."""
 
     data: bytes | memoryview
     tables: dict[bytes, list[int]] = field(default_factory=dict)
@@ -202,7 +200,7 @@ class _Track:
 
     @property
     def cost(self) -> int:
-        """Bytes of FFmpeg's index, at the most."""
+        """Maximum bytes of FFmpeg's index."""
         chunks = sum(
             min(self._number(at + 4), (len(self.data) - at) // each)
             for kind, each in ((b"stco", 4), (b"co64", 8))
@@ -220,7 +218,7 @@ class _Track:
 
     @property
     def _is_plain_sound(self) -> bool:
-        """Whether FFmpeg has no entry for each sample: all take equally long, and as many bytes."""
+        """Whether FFmpeg has no entry per sample: all have the same duration and size."""
         if not (self.is_whole and self.sounds and self._at(b"stsz")):
             return False
         (times,), (sizes,) = self._at(b"stts"), self._at(b"stsz")

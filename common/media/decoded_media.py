@@ -1,7 +1,7 @@
-"""Refusing references where decoded media are expected.
+"""Refuse references where decoded media are expected.
 
-Hugging Face's processors take a string for an address or a path, and fetch or open it, with no
-limit. Whatever the route, what a client sends must not come that far.
+Hugging Face's processors fetch or open a string as an address or path, without limits. No route may
+pass a client's string that far.
 """
 
 from collections.abc import Mapping
@@ -46,10 +46,8 @@ _COUNTED: Final = ("pixels", "edge")
 
 
 def check_decoded(modality: str, media: object) -> None:
-    """Refuse media that are references, in any form in which vLLM has them.
-
-    Raises VLLMValidationError: one is a string, bytes or a path; 400.
-    """
+    """Refuse references, in any form in which vLLM holds media. Raises VLLMValidationError (400):
+    one is a string, bytes or a path."""
     if _refers(media):
         raise VLLMValidationError(
             f"{modality} content can't be a reference here: send it as a URL in {modality}_url"
@@ -57,10 +55,8 @@ def check_decoded(modality: str, media: object) -> None:
 
 
 def check_options(options: Mapping[str, object]) -> None:
-    """Refuse options of a processor that are media, or take memory or time without bounds.
-
-    Raises VLLMValidationError: one does; 400.
-    """
+    """Refuse processor options that are media, or take unbounded memory or time. Raises
+    VLLMValidationError (400)."""
     for name, value in options.items():
         if name in _MEDIA_ARGUMENTS:
             raise VLLMValidationError(f"mm_processor_kwargs: {name} is no option of a processor")
@@ -88,7 +84,7 @@ def _refers(value: object) -> bool:
     kinds = set(map(type, value))  # at once: a sound may be millions of numbers
     if any(issubclass(kind, _REFERENCES) for kind in kinds):
         return True
-    # What stands beside frames says how they were chosen, in words too.
+    # A tuple's second part describes the frames' selection, in text too.
     deeper = (list, tuple, MediaWithBytes) if isinstance(value, tuple) else _CONTAINERS
     return any(issubclass(kind, deeper) for kind in kinds) and any(
         _refers(part) for part in value if isinstance(part, deeper)

@@ -1,13 +1,11 @@
-"""Keeps the decoders of a process to the bytes that they are given, and to the memory these need.
+"""Restrict the decoders of a process to their input bytes, and to bounded memory.
 
-FFmpeg is reached by two ways, PyAV and OpenCV. Either is told which containers it may open,
-and that it may open nothing else: no file, no address. What its tables claim is looked at first,
-and no single piece of memory may be larger than a medium may be. TorchCodec takes no such orders,
-so it is not used. Pillow is told which formats it may read. Tensors that clients send are read by
-``common/media/tensor_files.py`` instead of PyTorch.
+FFmpeg is reached through PyAV and OpenCV. Both may open only the listed containers, and no file or
+address. Index tables are checked first, and no single allocation may exceed a medium's limit.
+TorchCodec can't be restricted, so it is disabled. Pillow may read only the listed formats.
+``common/media/tensor_files.py`` replaces PyTorch for clients' tensors.
 
-Holds for the whole process, whoever calls the decoders: vLLM's loaders, its route for
-transcriptions, or a model's own code.
+Applies to the whole process: vLLM's loaders, its transcription route, and a model's own code.
 """
 
 import contextlib
@@ -102,15 +100,14 @@ _NO_TORCHCODEC: Final = "TorchCodec can't be kept from opening what a medium ref
 
 
 class _Refusing:
-    """In the place of TorchCodec's decoder."""
+    """Replacement of TorchCodec's decoder."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         raise ValueError(f"{_NO_TORCHCODEC}; use the opencv backend")
 
 
 class _RefusingPlainText(PpmImagePlugin.PpmPlainDecoder):
-    """In the place of Pillow's decoder of PPM in plain text, which takes a minute for a
-    megabyte of comments."""
+    """Replacement of Pillow's plain-text PPM decoder, which takes a minute for 1 MB of comments."""
 
     def decode(self, buffer: Any) -> tuple[int, int]:
         raise ValueError("PPM in plain text is not read; send the binary variant")
@@ -119,14 +116,14 @@ class _RefusingPlainText(PpmImagePlugin.PpmPlainDecoder):
 def guard_decoders() -> None:
     """Guard this process's decoders from now on. May be called twice."""
     os.environ[_OPENCV_OPTIONS] = "|".join(f"{key};{value}" for key, value in _OPTIONS.items())
-    # What is odd about a medium is its sender's doing, and may be lines without end.
+    # Warnings about a medium are its sender's doing, and could fill the log.
     os.environ.setdefault(_OPENCV_LOGS, _QUIET)
     if "OPENCV_LOG_LEVEL" not in os.environ:
         cv2.utils.logging.setLogLevel(0)
     image.ALLOWED_IMAGE_FORMATS = IMAGE_FORMATS
     Image.register_decoder("ppm_plain", _RefusingPlainText)
     Image.register_open(AVIF, _open_avif, AvifImagePlugin._accept)
-    # vLLM goes on to its other readers then.
+    # vLLM then falls back to its other readers.
     audio.AudioDecoder = None
     audio._torchcodec_import_exc = ImportError(_NO_TORCHCODEC)
     resampling._get_torchaudio_resampler = _thrifty_resampler
@@ -142,10 +139,8 @@ def guard_decoders() -> None:
 
 @wraps(_VLLMS_LOAD)
 def _load_deep(self: ImageMediaIO, data: bytes) -> MediaWithBytes[Image.Image]:
-    """vLLM's own, but grey of 16 bits becomes grey of 8: Pillow cuts all above 255 to white.
-
-    Says so in what hashes are made of, since vLLM makes other pixels of the same bytes.
-    """
+    """Load like vLLM, but convert 16-bit grey to 8 bits: Pillow would clip all above 255 to white.
+    Marks it in the hashed configuration, since vLLM makes other pixels of the same bytes."""
     loaded: MediaWithBytes[Image.Image] = _VLLMS_LOAD(self, data)
     if self.image_mode is None or not _is_deep(data):
         return loaded
@@ -158,7 +153,7 @@ def _load_deep(self: ImageMediaIO, data: bytes) -> MediaWithBytes[Image.Image]:
 
 
 def _turn_upright(picture: Image.Image) -> Image.Image:
-    """Do what vLLM's does, which copies a picture that is upright: 0.3 GB of the largest."""
+    """Orient like vLLM, but without copying an upright picture: 0.3 GB for the largest."""
     with contextlib.suppress(Exception):
         picture.load()
         if picture.getexif().get(ExifTags.Base.Orientation) not in _TURNED:
@@ -167,7 +162,7 @@ def _turn_upright(picture: Image.Image) -> Image.Image:
 
 
 def _open_avif(fp: IO[bytes], filename: str | bytes = "") -> ImageFile.ImageFile:
-    """Pillow's own, for a file whose pictures are no larger than Pillow lets any be."""
+    """Open like Pillow, after checking the AV1 pictures against Pillow's size limit."""
     pixels = avif_pixels(fp.read())
     if Image.MAX_IMAGE_PIXELS is not None and pixels > 2 * Image.MAX_IMAGE_PIXELS:
         raise Image.DecompressionBombError(f"an AVIF with a picture of ({pixels} pixels)")
@@ -181,11 +176,9 @@ def _is_deep(data: bytes) -> bool:
 
 
 def limit_frames(max_pixels: int) -> None:
-    """Have FFmpeg decode no larger frame of a film, whatever the film's header says.
-
-    Its decoders have an option for this, but OpenCV, which makes decoders, sets none: the
-    option's default is changed. Where that can't be, a warning says so.
-    """
+    """Limit FFmpeg's decoders to frames of ``max_pixels``, whatever a film's header says. OpenCV
+    creates decoders without setting their option, so the option's default is changed. If that
+    fails, a warning is logged."""
     for path in _libraries("libavcodec"):
         try:
             _set_default(ctypes.CDLL(path), _MAX_PIXELS, min(max_pixels, _ANY_NUMBER))
@@ -209,7 +202,7 @@ def _set_default(library: ctypes.CDLL, name: bytes, value: int) -> None:
     place = ctypes.addressof(found)
     page = place - place % mmap.PAGESIZE
     size = ctypes.c_size_t(place - page + ctypes.sizeof(found))
-    # What the loader has relocated is read-only. It is left writable: the page may hold other data.
+    # Relocated data is read-only. It stays writable: the page may hold other data.
     if libc.mprotect(ctypes.c_void_p(page), size, mmap.PROT_READ | mmap.PROT_WRITE):
         raise OSError(ctypes.get_errno(), "its options can't be written to")
     found.default = value
@@ -246,7 +239,7 @@ def _until_unnamed(options: Any) -> Iterator[Any]:
 
 
 def _libraries(name: str) -> set[str]:
-    """Return the paths of such that this process has: PyAV and OpenCV bring one each."""
+    """Return the paths of a library's copies in this process: PyAV and OpenCV bring one each."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return {line.split(maxsplit=5)[-1] for line in lines if name in line}
 
@@ -257,7 +250,7 @@ def _limit_ffmpegs_memory() -> None:
 
 
 def _check_tables(source: object) -> None:
-    """Raise ValueError if FFmpeg would take memory for what a medium only claims to have."""
+    """Raise ValueError if a medium's tables would make FFmpeg allocate for missing data."""
     if not isinstance(source, BytesIO):
         return
     with source.getbuffer() as data:
@@ -267,24 +260,21 @@ def _check_tables(source: object) -> None:
 
 
 class _Steady(BytesIO):
-    """Bytes for OpenCV, which ends the process where a stream's ``seek`` raises.
-
-    FFmpeg seeks to what a film's tables say, of which OpenCV keeps 32 bits with their sign. OpenCV
-    never frees 64 bytes of each call, and 7 kB of ASF make it call millions of times: the number
-    of calls has a limit, behind which the film ends.
-    """
+    """Bytes for OpenCV, which crashes the process if a stream's ``seek`` raises. FFmpeg seeks to
+    offsets of a film's tables, truncated by OpenCV to 32 signed bits. OpenCV leaks 64 bytes per
+    call, and 7 kB of ASF cause millions of calls: after a maximum the film ends."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
         self._calls_left = _FREE_CALLS + len(data) // _BYTES_PER_CALL
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Return bytes, none behind the last call that is allowed."""
+        """Return bytes; none after the last allowed call."""
         self._calls_left -= 1
         return super().read(size) if self._calls_left > 0 else b""
 
     def seek(self, offset: int, whence: int = SEEK_SET, /) -> int:
-        """Return the new place, -1 if there is none such."""
+        """Return the new position, -1 if it is invalid."""
         self._calls_left -= 1
         if self._calls_left <= 0:
             return -1
@@ -295,11 +285,9 @@ class _Steady(BytesIO):
 
 
 class _Capture:
-    """A ``cv2.VideoCapture`` of bytes, which outlive it.
-
-    OpenCV lets go of its source without the interpreter's lock, so it must not be the last one to.
-    Not a subclass: OpenCV frees objects of such in a way that damages memory.
-    """
+    """A ``cv2.VideoCapture`` of bytes, which outlive it. OpenCV releases its source without the
+    GIL, so it must not hold the last reference. Not a subclass: OpenCV corrupts memory when it
+    frees objects of one."""
 
     def __init__(self, data: bytes, *args: Any, **kwargs: Any) -> None:
         self._source = _Steady(data)
@@ -320,11 +308,9 @@ def _guarded_capture(*args: Any, **kwargs: Any) -> Any:
 
 
 class _Opened:
-    """A container of PyAV, whose frames of sound have as many planes as PyAV can count.
-
-    It counts to the first pointer that is null, and behind those of eight channels there is none:
-    reading the frame ends the process. Of such a frame there is the mean of its channels.
-    """
+    """A PyAV container that downmixes audio frames with too many planes for PyAV. PyAV counts
+    planes up to a null pointer, and there is none behind eight channels: reading the frame crashes
+    the process."""
 
     def __init__(self, container: Any) -> None:
         self._container = container
@@ -348,7 +334,7 @@ class _Opened:
 
 
 class _Resampler:
-    """PyAV's, which is no base for a class, for sounds of rates that there are."""
+    """PyAV's resampler (not subclassable), limited to real sample rates."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._resampler = _PYAV_RESAMPLER(*args, **kwargs)
@@ -357,7 +343,7 @@ class _Resampler:
         return getattr(self._resampler, name)
 
     def resample(self, frame: av.AudioFrame | None) -> list[av.AudioFrame]:
-        """Return frames at the new rate. Raises ValueError for an old one that no sound has."""
+        """Return frames at the new rate. Raises ValueError: the old rate is unrealistic."""
         if frame is not None and (rate := frame.sample_rate) not in SOUND_RATES:
             raise ValueError(f"Its sample rate of {rate} Hz is none that sound has")
         frames: list[av.AudioFrame] = self._resampler.resample(frame)
@@ -366,11 +352,9 @@ class _Resampler:
 
 @wraps(_VLLMS_RESAMPLER)
 def _thrifty_resampler(rate: int, wanted: int) -> Any:
-    """vLLM's own, for long sounds in less memory. Raises ValueError for rates that take too much.
-
-    torchaudio's filters are as many as the lowest terms of ``wanted / rate`` say, each as long as a
-    period of both rates.
-    """
+    """Resample like vLLM, but long audio in less memory. Raises ValueError: the rates take too
+    much. torchaudio's number of filters is the reduced numerator of ``wanted / rate``; each is as
+    long as a period of both rates."""
     common = math.gcd(rate, wanted)
     period, filters = rate // common, wanted // common
     kernel = filters * (period + 12 * -(-period // min(period, filters)))
@@ -384,11 +368,8 @@ def _thrifty_resampler(rate: int, wanted: int) -> Any:
 
 
 def _resampled(resampler: Any, samples: torch.Tensor) -> torch.Tensor:
-    """Do what ``resampler`` does, in pieces if the sound is long.
-
-    Equal to the bit for one filter, as from 48 to 16 kHz. For more, the order in which a few
-    products are added depends on the size of the piece.
-    """
+    """Apply ``resampler``, in pieces if the audio is long. Bit-exact for one filter, as from 48 to
+    16 kHz. For more filters the summation order of a few products depends on the piece size."""
     step = resampler.orig_freq // resampler.gcd
     taps = resampler.kernel.shape[-1]
     if samples.numel() // step * taps * samples.element_size() <= RESAMPLED_AT_ONCE:
@@ -412,7 +393,7 @@ def _resampled(resampler: Any, samples: torch.Tensor) -> torch.Tensor:
 
 
 def _mean(packed: av.AudioFrame) -> av.AudioFrame:
-    """Return the mean of a frame's channels, which is what vLLM makes of them."""
+    """Return the mean of a frame's channels, as vLLM does."""
     samples = packed.to_ndarray().reshape(-1, packed.layout.nb_channels)
     mono = av.AudioFrame.from_ndarray(samples.mean(axis=1)[None], format="fltp", layout="mono")
     mono.sample_rate, mono.pts, mono.time_base = packed.sample_rate, packed.pts, packed.time_base
@@ -427,7 +408,7 @@ def _has_countable_planes(frame: av.AudioFrame) -> bool:
 def _guarded_open(file: Any, mode: str | None = None, *args: Any, **kwargs: Any) -> Any:
     if mode in (None, "r"):
         _check_tables(file)
-        # Titles and the like, which nobody looks at.
+        # Only titles and the like.
         kwargs.setdefault("metadata_errors", "replace")
         kwargs["container_options"] = {**(kwargs.get("container_options") or {}), **_OPTIONS}
         return _Opened(_PYAV_OPEN(file, mode, *args, **kwargs))

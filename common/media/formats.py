@@ -1,8 +1,8 @@
-"""Which encoded media are let in: an explicit list, told by their leading bytes.
+"""Allow-list of encoded media formats, recognized by their leading bytes.
 
-FFmpeg takes a file for whatever its content looks like, and some of its formats are texts
-that name other files and addresses (ffconcat, HLS, DASH, SDP), which it then opens. All that
-are let in here are binary and complete in themselves. Other formats are named in error messages.
+FFmpeg guesses formats by content, and some are texts that refer to other files and addresses
+(ffconcat, HLS, DASH, SDP), which it then opens. All formats allowed here are binary and
+self-contained. Error messages name the others.
 """
 
 import re
@@ -106,7 +106,7 @@ _MOST_TAGS: Final = 8
 
 
 def is_known_container(data: bytes) -> bool:
-    """Whether sound or video begins as one of the containers that are let in does."""
+    """Return whether audio or video begins like an allowed container."""
     start = _after_tags(data)
     if start > 0:
         data = data[start : start + _MOST_PADDING].lstrip(b"\0")
@@ -122,13 +122,13 @@ def is_known_container(data: bytes) -> bool:
 
 
 def name_of_unread(data: bytes) -> str | None:
-    """Return the name of a file's format if it is known and not let in, else None."""
+    """Return the name of a known format that is not allowed, else None."""
     head = data[:_HEAD]
     return next((name for begins, name in _NOT_READ if begins.match(head)), None)
 
 
 def _after_tags(data: bytes) -> int:
-    """Where the medium itself begins: FFmpeg looks behind ID3 tags, and so do we."""
+    """Return the offset of the medium, behind ID3 tags, as FFmpeg does."""
     start = 0
     for _ in range(_MOST_TAGS):
         tag = data[start : start + 10]
@@ -159,12 +159,12 @@ _START: Final = 1024
 
 
 def is_web_page(data: bytes) -> bool:
-    """Return whether data is HTML, as servers send it where a file is not."""
+    """Return whether data is HTML, as servers send it instead of a missing file."""
     return name_of_unread(_text(data)) == WEB_PAGE
 
 
 def name_of(data: bytes) -> str | None:
-    """Return the name of a format, or None for one that is not known."""
+    """Return the name of a format, None if unknown."""
     text = _text(data)
     if (unread := name_of_unread(data) or name_of_unread(text)) is not None:
         return unread

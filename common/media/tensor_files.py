@@ -1,8 +1,8 @@
-"""Read a tensor that a client sends as a file of ``torch.save``, at the cost of its bytes.
+"""Read a client's ``torch.save`` tensor, in memory proportional to its bytes.
 
-``torch.load(weights_only=True)`` runs no code, but 900 bytes make it take gigabytes: by a call of
-``bytearray``, by deflated records, by strides of 0, or by a sparse shape. So only dense tensors are
-read.
+``torch.load(weights_only=True)`` runs no code, but 900 bytes can make it allocate gigabytes: by
+calling ``bytearray``, by deflated records, by strides of 0, or by a sparse shape. So only dense
+tensors are read.
 """
 
 import math
@@ -51,20 +51,18 @@ _DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
 
 
 class TensorFileError(ValueError):
-    """A file holds no tensor that is read here; the text says what to send instead."""
+    """The file holds no supported tensor; the text says what to send instead."""
 
 
 class _Kind(NamedTuple):
-    """Stands for a class of storages. A pickle can name it, and not call it."""
+    """Placeholder of a storage class. A pickle can name it, but not call it."""
 
     dtype: torch.dtype
 
 
 def load(data: bytes) -> torch.Tensor:
-    """Return the tensor of a file.
-
-    Raises TensorFileError: it is another file, or its tensor is larger than the file.
-    """
+    """Return the tensor of a file. Raises TensorFileError: it is another file, or its tensor is
+    larger than the file."""
     if data.count(_ENTRY) > MAX_RECORDS:
         raise TensorFileError("it has too many records: send one tensor")
     try:
@@ -99,10 +97,10 @@ def _load(archive: zipfile.ZipFile, size: int) -> torch.Tensor:
     return tensor
 
 
-# Python's own implementation, which can be kept to some opcodes, and has a dict of what it has
-# read: that in C makes a table as long as the largest number in the file says.
+# Python's own implementation: it can be restricted to opcodes, and its memo is a dict. The C
+# implementation allocates a table as large as the largest index in the file.
 class _Unpickler(pickle._Unpickler):
-    """Knows what a dense tensor is made of, and nothing else."""
+    """Unpickler of dense tensors only."""
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
         code[0]: pickle._Unpickler.dispatch[code[0]] for code in _OPCODES

@@ -1,4 +1,4 @@
-"""What happened to workers of this process lately, for operators who look only now."""
+"""Recent events of this process's workers, for operators who come later."""
 
 import time
 from collections import deque
@@ -14,8 +14,6 @@ _LONGEST_REASON: Final = 500
 
 
 class What(StrEnum):
-    """Kinds of events."""
-
     JOINED = "joined"
     LOST = "lost"
     REMOVED = "removed"
@@ -26,11 +24,7 @@ class What(StrEnum):
 
 
 class FleetEvent(msgspec.Struct, frozen=True):
-    """One event.
-
-    Attributes:
-        at: in seconds since the epoch.
-    """
+    """One event; ``at`` is in seconds since the epoch."""
 
     at: float
     worker_id: WorkerId

@@ -1,4 +1,4 @@
-"""Metrics for which prometheus_client's own are too slow, or keep labels of what is gone."""
+"""Metrics where prometheus_client is too slow, or keeps the labels of removed objects."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,11 +18,8 @@ Family: TypeAlias = CounterMetricFamily | GaugeMetricFamily
 
 
 class QuickHistogram(Collector):
-    """A histogram without labels, for what happens with every token.
-
-    It is observed on one thread only, so it needs no lock: a fifth of the time of
-    prometheus_client's, by the command in ``docs/metrics.md``.
-    """
+    """Histogram without labels, for events at every token. Observed on one thread, so it needs no
+    lock: a fifth of prometheus_client's time (command in ``docs/metrics.md``)."""
 
     def __init__(
         self,
@@ -31,10 +28,7 @@ class QuickHistogram(Collector):
         buckets: Sequence[float],
         registry: CollectorRegistry = REGISTRY,
     ) -> None:
-        """
-        Args:
-            buckets: upper edges, ascending, without infinity.
-        """
+        """``buckets`` are upper edges, ascending, without infinity."""
         self._name = name
         self._documentation = documentation
         self._edges = tuple(buckets)
@@ -58,7 +52,7 @@ class QuickHistogram(Collector):
 
 
 class Described(NamedTuple):
-    """What one figure is."""
+    """One metric."""
 
     family: type[CounterMetricFamily] | type[GaugeMetricFamily]
     name: str
@@ -66,16 +60,15 @@ class Described(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Figures under the same values of the labels, in the order in which they were described; None
-    for one that there is not."""
+    """Values under one set of labels, in the order of the metrics; None for a missing one."""
 
     labels: Sequence[str]
     values: Sequence[float | None]
 
 
 class Asked(Collector):
-    """Figures with the same labels that are asked for when somebody reads them: what is gone is not
-    shown any more."""
+    """Metrics with common labels, computed when they are read, so that removed objects
+    disappear."""
 
     def __init__(
         self,
@@ -89,7 +82,7 @@ class Asked(Collector):
         registry.register(self)
 
     def set_function(self, ask: Callable[[], Iterable[Row]]) -> None:
-        """Ask this from now on, on the thread of whoever reads."""
+        """Set the function that returns the rows, on the reader's thread."""
         self._ask = ask
 
     def describe(self) -> Iterable[Family]:

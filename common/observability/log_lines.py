@@ -1,9 +1,8 @@
-"""Log lines of all our processes: text, or one JSON object each, with the request they are about.
+"""Log lines of all processes: text or JSON objects, with the request that they concern.
 
-Our own lines are to have nothing that users wrote, nor where their media are: whoever logs sees to
-that. vLLM's and the HTTP server's lines in our processes get the same form, unless the user
-configures vLLM's; they do quote users, so :class:`Reserved` leaves of those about a request what
-can't be a user's. docs/operations.md says what that does not cover.
+Our own lines must not contain user text or media locations. Lines of vLLM and the HTTP server get
+the same format, unless the user configures vLLM's. They do quote users, so :class:`Reserved`
+removes text from lines about a request. docs/operations.md lists the exceptions.
 """
 
 import json
@@ -29,7 +28,7 @@ current_request: Final[ContextVar[str]] = ContextVar("request", default="")
 
 
 class LogLevel(StrEnum):
-    """Of log lines, as vLLM has them too."""
+    """Levels of log lines, as in vLLM."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -39,7 +38,7 @@ class LogLevel(StrEnum):
 
 
 class LogFormat(StrEnum):
-    """What a line looks like."""
+    """Format of log lines."""
 
     TEXT = "text"
     JSON = "json"
@@ -47,7 +46,7 @@ class LogFormat(StrEnum):
 
 @dataclass(frozen=True)
 class LogSetup:
-    """How a process of a name logs."""
+    """Logging of a process, by its name."""
 
     level: LogLevel
     form: LogFormat
@@ -58,8 +57,8 @@ class LogSetup:
 
 
 class TextLines(logging.Formatter):
-    """``INFO 2026-11-26 05:12:44 [frontend 4f1e…] frontend.app: message``, with the id of the
-    request."""
+    """``INFO 2026-11-26 05:12:44 [frontend 4f1e…] frontend.app: message``, with the request's
+    id."""
 
     def __init__(self, process: str) -> None:
         layout = "%(levelname)s %(asctime)s %(place)s %(name)s: %(message)s"
@@ -72,14 +71,13 @@ class TextLines(logging.Formatter):
         return super().format(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Lines but the first are indented: what a library quotes may have been written to look
-        like a line of its own."""
+        """Indent all lines but the first: quoted text could imitate a line of its own."""
         return super().formatMessage(record).replace("\r", "\\r").replace("\n", "\n    ")
 
 
 class JsonLines(logging.Formatter):
-    """One object per line: ``time``, ``level``, ``logger``, ``process``, ``message``; where there
-    is such, ``request_id``, ``trace_id``, ``span_id`` and ``exception``."""
+    """One object per line: ``time``, ``level``, ``logger``, ``process``, ``message``, and if known
+    ``request_id``, ``trace_id``, ``span_id`` and ``exception``."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -107,11 +105,9 @@ class JsonLines(logging.Formatter):
 
 
 class Reserved(logging.Filter):
-    """Takes out of a line about a request whatever may be its user's: text that was put into the
-    message, and the words of an error, whose type and place are left. Numbers stay.
-
-    Threads to which vLLM gives a part of a request know nothing of it, so their lines all count.
-    """
+    """Remove possible user text from lines about a request: text arguments, and messages of errors.
+    Numbers, error types and traces stay. vLLM's worker threads don't know their request, so all
+    their lines count."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """See logging; all lines pass."""
@@ -134,12 +130,9 @@ class Reserved(logging.Filter):
 
 
 class Paced(logging.Filter):
-    """Lets each place in the code write so many warnings and errors a minute: requests that make
-    one need cost their client nothing. The first line of the next minute says how many are lost.
-
-    Lines of the fleet (a worker joined, was lost or refused) have a limit of their own, since
-    hundreds of workers may leave at once.
-    """
+    """Rate-limit warnings and errors per place in the code: a client could trigger them at no cost.
+    The next minute's first line counts the lost ones. Lines about the fleet have a higher limit,
+    since hundreds of workers may leave at once."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -175,7 +168,7 @@ _MINUTE_S: Final = 60.0
 
 @dataclass
 class _Minute:
-    """What a place has written since ``began``."""
+    """Lines of a place since ``began``."""
 
     began: float
     lines: int = 0
@@ -186,7 +179,7 @@ def _unless_text(value: object) -> object:
 
 
 def _cut_query(record: logging.LogRecord) -> None:
-    """Of uvicorn's client, method, path with its query, version and status."""
+    """Cut the query from uvicorn's client, method, path, version and status."""
     if isinstance(record.args, tuple) and len(record.args) == 5:
         client, method, path, version, status = record.args
         record.args = (client, method, str(path).partition("?")[0], version, status)
@@ -196,13 +189,12 @@ _in_force: LogSetup | None = None
 
 
 def log_setup() -> LogSetup | None:
-    """How this process logs; None if nobody has said so yet."""
+    """Return the logging of this process; None before :func:`configure_logging`."""
     return _in_force
 
 
 def configure_logging(setup: LogSetup) -> None:
-    """Send our log lines to stderr, each naming the process it comes from; and those of libraries
-    that have no say of their own, from warnings on."""
+    """Send our lines to stderr, and those of unconfigured libraries from warnings on."""
     global _in_force
     _in_force = setup
     handler = logging.StreamHandler()
@@ -218,7 +210,7 @@ def configure_logging(setup: LogSetup) -> None:
 
 
 def adopt(loggers: Iterable[str]) -> None:
-    """Give other loggers' lines the form of ours; their levels and streams stay."""
+    """Give other loggers' lines our format; their levels and streams stay."""
     if _in_force is None:
         return
     for handler in _handlers(loggers):
@@ -226,8 +218,7 @@ def adopt(loggers: Iterable[str]) -> None:
 
 
 def reserve(loggers: Iterable[str]) -> None:
-    """Take what users wrote out of other loggers' lines, and bound their number; see
-    :class:`Reserved` and :class:`Paced`."""
+    """Add :class:`Reserved` and :class:`Paced` to other loggers."""
     for handler in _handlers(loggers):
         if not any(isinstance(each, Reserved) for each in handler.filters):
             handler.addFilter(Reserved())
@@ -251,8 +242,8 @@ def log_progress(
     first_s: float = FIRST_LINE_S,
     longest_s: float = LONGEST_PAUSE_S,
 ) -> Iterator[None]:
-    """Say how long something has been under way, in pauses that double, until it has ended. A
-    thread does, so it is said too while the event loop stands still."""
+    """Log the progress of a long operation at doubling intervals. Uses a thread, so it works while
+    the event loop is blocked."""
     ended = threading.Event()
     began = time.monotonic()
 

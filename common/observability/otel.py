@@ -1,11 +1,11 @@
-"""Spans by OpenTelemetry, sent to a collector by OTLP. Imported only by who asks for traces.
+"""Spans by OpenTelemetry, exported by OTLP. Imported only if traces are enabled.
 
-As ``vllm serve`` has it: the endpoint is a flag, and OpenTelemetry's own variables say the rest
+As in ``vllm serve``, the endpoint is a flag and OpenTelemetry's variables set the rest
 (``OTEL_SERVICE_NAME``, ``OTEL_EXPORTER_OTLP_TRACES_PROTOCOL``, ``OTEL_TRACES_SAMPLER`` and so on).
-The provider is our own and not the process's, which vLLM sets for the spans of its engine.
+The provider is our own, not the global one, which vLLM sets for its engine's spans.
 
-Spans are exported by a thread. A collector that is slow or gone costs the spans, and a few seconds
-at the end of the process, which are limited.
+A thread exports the spans. A slow or missing collector costs the spans, and a limited wait of a few
+seconds at exit.
 """
 
 import atexit
@@ -127,7 +127,7 @@ class OtelTracer:
 
 
 class CountingExporter(SpanExporter):
-    """Counts what becomes of spans, and says once that the collector does not take them."""
+    """Counts spans by outcome, and logs once that the collector does not take them."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
@@ -158,12 +158,11 @@ class CountingExporter(SpanExporter):
 
 
 class Export:
-    """The tracing of this process, until :meth:`close`."""
+    """Tracing of this process, until :meth:`close`."""
 
     def __init__(self, endpoint: str, instance: str) -> None:
-        """Export to an endpoint; the instance of the process's role becomes
-        ``service.instance.id``."""
-        # Each of an exporter's retries would be a line; we say it once.
+        """Export to an endpoint; ``instance`` becomes ``service.instance.id``."""
+        # Logged once by us; OpenTelemetry would log each retry.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         try:
             exporter = _exporter(endpoint)
@@ -175,8 +174,8 @@ class Export:
         logger.info("spans go to %s", _shown(endpoint))
 
     def close(self, limit_s: float = CLOSE_S) -> None:
-        """Export what is left, for so long at most. vLLM's exporter in this process, if there is
-        one, gets the same time: at exit it would take 30 s if nobody answers it."""
+        """Export the remaining spans within ``limit_s``. vLLM's exporter gets the same limit: at
+        exit it would wait 30 s for an unreachable collector."""
         install(None)
         ends = [threading.Thread(target=self._provider.shutdown, daemon=True)]
         vllms = trace.get_tracer_provider()
@@ -193,11 +192,9 @@ class Export:
 
 
 def prepare_environment(endpoint: str, role: str) -> None:
-    """Let all exporters of this process and its children be alike.
-
-    Raises ConfigurationError: there is no exporter for that.
-    """
-    # vLLM knows the first name only, and grpc unless it is set.
+    """Configure all exporters of this process and its children alike. Raises ConfigurationError:
+    the protocol or the URL is unusable."""
+    # vLLM knows the first name only, and defaults to grpc.
     protocol = next((said for name in _PROTOCOLS if (said := os.environ.get(name))), _GRPC)
     if protocol not in (_GRPC, _HTTP):
         raise ConfigurationError(
@@ -216,12 +213,12 @@ def prepare_environment(endpoint: str, role: str) -> None:
 
 
 def _shown(endpoint: str) -> str:
-    """Without a password."""
+    """Remove a password."""
     return endpoint.rpartition("@")[2]
 
 
 def _exporter(endpoint: str) -> SpanExporter:
-    """The exporter that vLLM makes of an endpoint. Raises ValueError or OSError if it can't."""
+    """Return the exporter that vLLM makes of an endpoint. Raises ValueError or OSError."""
     if os.environ[_PROTOCOLS[0]] == _HTTP:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
@@ -237,10 +234,8 @@ def _exporter(endpoint: str) -> SpanExporter:
 
 
 def _provider(exporter: SpanExporter | None, instance: str) -> TracerProvider:
-    """A provider as OpenTelemetry's variables want it.
-
-    Raises ConfigurationError: one of them is unusable.
-    """
+    """Return a provider by OpenTelemetry's variables. Raises ConfigurationError: a variable is
+    unusable."""
     resource = Resource.create({"service.instance.id": instance})
     try:
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)

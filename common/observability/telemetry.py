@@ -1,6 +1,5 @@
-"""The Prometheus metrics of frontends and workers, and :class:`stage`, which serves metric, span,
-NVTX range and log together.
-"""
+"""Prometheus metrics of frontends and workers, and :class:`stage`, which serves metric, span, NVTX
+range and log together."""
 
 import logging
 import time
@@ -322,10 +321,8 @@ NVTX_DOMAIN: Final = "mmrouter"
 
 
 def enable_nvtx() -> None:
-    """Emit an NVTX range per stage from now on. Off by default.
-
-    Raises ConfigurationError: the package is missing.
-    """
+    """Emit an NVTX range per stage from now on. Raises ConfigurationError: the package is
+    missing."""
     global _nvtx
     try:
         import nvtx
@@ -336,30 +333,24 @@ def enable_nvtx() -> None:
 
 @cache
 def _seconds(stage_name: str) -> Histogram:
-    # Looking a label up takes a lock and longer than the observation.
+    # A label lookup takes a lock and longer than the observation.
     return STAGE_SECONDS.labels(stage_name)
 
 
 class stage(ContextDecorator):
-    """Time a stage: one observation of ``mmrouter_stage_seconds``, one span in the request's trace,
-    one NVTX range in a domain of our own (if enabled) and one debug line. An error is counted and
-    re-raised. For ``with``, or for all of a function.
-
-    Ranges have a beginning and an end of their own, so those of requests may overlap.
-    """
+    """Time a stage: observe ``mmrouter_stage_seconds``, make a span and an NVTX range (if enabled)
+    and a debug line. For ``with`` or a function. An error is counted and re-raised. NVTX ranges of
+    concurrent requests may overlap."""
 
     def __init__(self, name: str) -> None:
-        """
-        Args:
-            name: short constant, the ``stage`` label. Never put a request id in it.
-        """
+        """``name`` is the ``stage`` label, a short constant. Never put a request id in it."""
         self._name = name
 
     def _recreate_cm(self) -> Self:
         return type(self)(self._name)
 
     def __enter__(self) -> Span | None:
-        """Begin. The span, which more may be said of, if the request is traced."""
+        """Begin; return the span, None if the request is not traced."""
         self._range = _nvtx.start_range(self._name, domain=NVTX_DOMAIN) if _nvtx else None
         self._parent = parent = current()
         self._span: Span | None = None

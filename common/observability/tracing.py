@@ -1,11 +1,10 @@
-"""The trace of a request, as the rest of the code sees it.
+"""Trace of a request, independent of OpenTelemetry.
 
-OpenTelemetry is imported only where ``--otlp-traces-endpoint`` asks for traces; what then makes
-spans is :mod:`common.observability.otel`.
+OpenTelemetry is imported only with ``--otlp-traces-endpoint``; :mod:`common.observability.otel`
+then makes the spans.
 
-A request's spans are found by the context (``contextvars``) that its code runs in. So whatever sets
-the current span must not do it across a ``yield`` of an asynchronous generator, which runs in the
-context of whoever iterates it.
+The current span is a context variable. Do not set it across a ``yield`` of an asynchronous
+generator, which runs in its consumer's context.
 """
 
 import re
@@ -43,7 +42,7 @@ _STATE = re.compile(r"[ -~\t]*")
 
 
 class Kind(Enum):
-    """A span's place between processes."""
+    """A span's role between processes."""
 
     INTERNAL = "within one"
     SERVER = "for another, which asked for it"
@@ -51,8 +50,8 @@ class Kind(Enum):
 
 
 class Span(Protocol):
-    """A piece of work in a trace, with ids in hexadecimal digits; the sampler says if it is
-    exported."""
+    """A unit of work in a trace, with ids in hexadecimal digits; the sampler decides on its
+    export."""
 
     @property
     def recording(self) -> bool: ...
@@ -69,36 +68,36 @@ class Span(Protocol):
         kind: Kind = Kind.INTERNAL,
         attributes: Mapping[str, Value] | None = None,
     ) -> "Span":
-        """Begin a part of it."""
+        """Begin a child span."""
 
     def set(self, attributes: Mapping[str, Value]) -> None:
-        """Say more of it. Never what users wrote, nor where their media are."""
+        """Set attributes. Never user text, nor media locations."""
 
     def add(self, name: str, amount: int) -> None:
-        """Count up an attribute of it."""
+        """Increase a numeric attribute."""
 
     def event(self, name: str, attributes: Mapping[str, Value]) -> None:
-        """Something happened meanwhile."""
+        """Record an event."""
 
     def link(self, other: "Span") -> None:
-        """Another one did a part of it, for several."""
+        """Link a span that did a part of this one, for several requests."""
 
     def headers(self) -> dict[str, str]:
-        """How another process makes children of it."""
+        """Return the trace context for another process."""
 
     def rename(self, name: str) -> None:
-        """Its name is only known now."""
+        """Set the name, once it is known."""
 
     def end(self, error: str | None = None) -> None:
-        """It is over, perhaps by an error of a type. Never a message, which may quote a user. Later
-        calls do nothing."""
+        """End the span, with the type of an error if any. Never a message: it may quote a user.
+        Later calls do nothing."""
 
 
 class Tracer(Protocol):
-    """Makes spans that are nobody's child in this process."""
+    """Makes root spans of this process."""
 
     def begin(self, name: str, kind: Kind, headers: Mapping[str, str]) -> Span:
-        """Begin one, as the child of another process's span; see :func:`clean`."""
+        """Begin a span, as a child of the trace context in the headers; see :func:`clean`."""
 
 
 _tracer: Tracer | None = None
@@ -106,7 +105,7 @@ _current: ContextVar[Span | None] = ContextVar("span", default=None)
 
 
 def install(tracer: Tracer | None) -> None:
-    """Trace from now on, or no longer."""
+    """Set the tracer; None stops tracing."""
     global _tracer
     _tracer = tracer
 
@@ -116,16 +115,13 @@ def enabled() -> bool:
 
 
 def current() -> Span | None:
-    """The span that the calling code is a part of; None if it is not traced."""
+    """Return the current span; None if not traced."""
     return _current.get()
 
 
 def enter(span: Span | None) -> Span | None:
-    """Make a span the current one; returns the one before, to be entered again at its end.
-
-    Not by a token of ``contextvars``: that can't be used where an asynchronous generator is closed
-    by another task than the one that ran it.
-    """
+    """Make a span current; return the previous one, to be entered again at its end. Without a
+    ``contextvars`` token: it can't be reset if another task closes the asynchronous generator."""
     before = _current.get()
     _current.set(span)
     return before
@@ -133,9 +129,8 @@ def enter(span: Span | None) -> Span | None:
 
 @contextmanager
 def span_of_request(name: str, headers: Mapping[str, str]) -> Iterator[Span | None]:
-    """The span of a request that came from outside, current inside of this; None if this process
-    does not trace. An error ends it as failed. Headers that are no usable trace context are passed
-    over."""
+    """Make a span for an external request and set it as current; None if this process does not
+    trace. An error marks it as failed. Invalid trace headers are ignored."""
     if _tracer is None:
         yield None
         return
@@ -153,20 +148,20 @@ def span_of_request(name: str, headers: Mapping[str, str]) -> Iterator[Span | No
 
 
 def link_to(other: Span | None) -> None:
-    """Another request's span did, or does, a part of the current one."""
+    """Link another request's span that did, or does, a part of the current one."""
     span = _current.get()
     if span is not None and other is not None and span is not other:
         span.link(other)
 
 
 def headers_onwards(given: Mapping[str, str] | None) -> dict[str, str] | None:
-    """What to tell the next process of the trace: the current span, or else what was given."""
+    """Return trace headers for the next process: of the current span, else the given ones."""
     span = _current.get()
     return (span.headers() if span is not None else clean(given or {})) or None
 
 
 def clean(headers: Mapping[str, str]) -> dict[str, str]:
-    """The usable part of a trace context that a stranger gave; empty if there is none."""
+    """Return the valid part of an untrusted trace context; empty if there is none."""
     parent, state = headers.get("traceparent", ""), headers.get("tracestate", "")
     if len(parent) > LONGEST_PARENT or not _PARENT.fullmatch(parent):
         return {}
@@ -176,10 +171,8 @@ def clean(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_http(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """The trace context in the headers of an HTTP request, whose names are in lower case.
-
-    One that has several parents has none; several states are one, as W3C says.
-    """
+    """Return the trace context of an HTTP request, whose header names are in lower case. Several
+    parents count as none; several states are joined, as W3C says."""
     parents = [value for name, value in headers if name == b"traceparent"]
     states = [value for name, value in headers if name == b"tracestate"]
     if len(parents) != 1 or sum(map(len, states)) > LONGEST_STATE:
@@ -194,8 +187,7 @@ def of_http(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 
 @contextmanager
 def exporting(endpoint: str | None, instance: str) -> Iterator[None]:
-    """Trace inside of this to an endpoint that :func:`prepare` has taken; without one nothing
-    happens."""
+    """Trace to an endpoint that :func:`prepare` has accepted; do nothing without one."""
     if endpoint is None:
         yield
         return
@@ -209,11 +201,8 @@ def exporting(endpoint: str | None, instance: str) -> Iterator[None]:
 
 
 def prepare(endpoint: str | None, role: str) -> None:
-    """See, before anything is started, that spans can be exported; and let vLLM's, in this process
-    and its children, go the same way under the same name, by role (``frontend`` or ``worker``).
-
-    Raises ConfigurationError: they can't be.
-    """
+    """Check that spans can be exported, and send vLLM's the same way, before any process starts.
+    ``role`` is ``frontend`` or ``worker``, for the service name. Raises ConfigurationError."""
     if endpoint is None:
         return
     try:

@@ -1,6 +1,6 @@
-"""Watch threads and the event loop: log and count what is slow, give up calls that never return.
+"""Watch threads and the event loop: log and count slow calls, give up calls that never return.
 
-One thread looks at all watched calls of the process, and only while there are some.
+One thread checks all watched calls of the process, and runs only while there are some.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _running: Final = threading.local()
 
 
 class WatchedCall:
-    """A call that a thread makes; it is lost once the watchdog has given it up."""
+    """A call on a thread; it is lost once the watchdog has given it up."""
 
     def __init__(
         self, threads: str, limit_s: float, stall_s: float, give_up: Callable[[], None] | None
@@ -72,7 +72,7 @@ class WatchedCall:
         return self._give_up is not None and taken > self._limit_s
 
     def give_up(self, stuck: int) -> None:
-        """Let the owner of the thread replace it. In the watchdog's thread, once."""
+        """Let the thread's owner replace it. Called once, in the watchdog's thread."""
         assert self._give_up is not None, "only calls with an end are given up"
         THREADS_REPLACED.labels(self.threads).inc()
         STUCK_THREADS.labels(self.threads).inc()
@@ -88,7 +88,7 @@ class WatchedCall:
         self._give_up()
 
     def came_back(self) -> None:
-        """The call returned after it was given up."""
+        """Note that the call returned after it was given up."""
         STUCK_THREADS.labels(self.threads).dec()
         logger.warning(
             "request %s: a %s thread returned after %.1f s, too late",
@@ -102,7 +102,7 @@ class WatchedCall:
 
 
 class ThreadWatchdog:
-    """The watchdog of a process. For any thread."""
+    """The watchdog of a process. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -117,7 +117,7 @@ class ThreadWatchdog:
 
     @property
     def busy(self) -> int:
-        """Threads that are in a call, stuck ones too."""
+        """Threads in a call, stuck ones included."""
         with self._changed:
             return len(self._calls) + self._stuck
 
@@ -133,13 +133,13 @@ class ThreadWatchdog:
         give_up: Callable[[], None] | None = None,
         stall_s: float = STALL_S,
     ) -> WatchedCall:
-        """Watch what this thread does until :meth:`end`.
+        """Watch this thread's call until :meth:`end`.
 
         Args:
-            threads: what the thread is called in metrics and log lines: a short constant.
-            limit_s: seconds after which the call is given up.
+            threads: name in metrics and log lines: a short constant.
+            limit_s: seconds until the call is given up.
             give_up: replaces the thread, in another thread; None to log only.
-            stall_s: seconds after which the call is logged.
+            stall_s: seconds until the call is logged.
         """
         call = WatchedCall(threads, limit_s, stall_s, give_up)
         _running.call = call
@@ -167,7 +167,7 @@ class ThreadWatchdog:
 
     @contextmanager
     def telling(self, threads: str) -> Iterator[None]:
-        """Log what this thread does if it is slow, and let it go on."""
+        """Log this thread's work if it is slow, without a limit."""
         call = self.begin(threads, float("inf"))
         try:
             yield
@@ -183,7 +183,7 @@ class ThreadWatchdog:
             time.sleep(INTERVAL_S)
 
     def _look(self) -> None:
-        """Look at each call once. Apart from the loop, whose variables would keep calls alive."""
+        """Check each call once. Apart from the loop, whose variables would keep calls alive."""
         with self._changed:
             calls = list(self._calls)
         for call in filter(WatchedCall.look, calls):
@@ -205,14 +205,14 @@ WATCHDOG: Final = ThreadWatchdog()
 
 
 def allow(seconds: float) -> None:
-    """Allow the call of this thread more time, if the watchdog watches it."""
+    """Extend the time limit of this thread's call, if it is watched."""
     call: WatchedCall | None = getattr(_running, "call", None)
     if call is not None:
         call.extend(seconds)
 
 
 def stack_of(frame: FrameType | None) -> str:
-    """Return the places at which a thread is, outermost first, on one line."""
+    """Return a thread's stack, outermost first, on one line."""
     places: list[str] = []
     while frame is not None and len(places) < MAX_FRAMES:
         places.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}")
@@ -225,7 +225,7 @@ LOOP_INTERVAL_S: Final = 0.25
 
 
 async def measure_loop_delay() -> None:
-    """Observe how late the loop is, which everything that waits on it is too, until cancelled."""
+    """Observe the event loop's delay until cancelled."""
     while True:
         due = time.perf_counter() + LOOP_INTERVAL_S
         await asyncio.sleep(LOOP_INTERVAL_S)
@@ -233,11 +233,9 @@ async def measure_loop_delay() -> None:
 
 
 async def watch_for_stalls(stall_s: float = STALL_S) -> None:
-    """Log and count each time that the loop of the main thread stands longer, until cancelled.
-
-    A timer of the process is set anew by each turn of the loop. If it goes off, its handler runs in
-    the context of what holds the loop, so it knows that request; a thread would not.
-    """
+    """Log and count each longer stall of the main thread's event loop, until cancelled. Each turn
+    of the loop resets a process timer. Its signal handler runs in the context that blocks the loop,
+    so it knows the request; a thread would not."""
     before = signal.signal(signal.SIGALRM, _tell)
     try:
         while True:

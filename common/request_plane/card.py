@@ -1,7 +1,7 @@
-"""The card: what a worker promises about itself, and what must agree in a fleet.
+"""The card: a worker's properties, and the check that a fleet agrees.
 
-The frontend takes model and settings from the first card it meets and refuses
-every later one that would make tokens, media hashes or block hashes differ.
+The frontend takes model and settings from its first card. It refuses every later one that would
+change tokens, media hashes or block hashes.
 """
 
 from enum import StrEnum
@@ -51,7 +51,7 @@ _Listed: TypeAlias = Annotated[list[_Member], FailFast()]
 
 
 def _name(name: str) -> str:
-    """It is repeated in sentences before anybody knows who wrote it."""
+    """Validate a name, which is quoted before its author is authenticated."""
     if not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
         raise ValueError(f"it is not a name of up to {LONGEST_NAME} printable characters")
     return name
@@ -64,7 +64,7 @@ def _on_one_line(path: str) -> str:
 
 
 def _shown(text: str) -> str:
-    """What anybody may have written, as the log and users may see it: short, and on one line."""
+    """Shorten untrusted text to one line, for logs and users."""
     short = text[:LONGEST_NAME]
     return text if short == text and text.isprintable() else repr(short)
 
@@ -74,19 +74,16 @@ class _Frozen(BaseModel):
 
 
 class _Version(BaseModel):
-    """What cards of all versions have."""
+    """Fields of cards of all versions."""
 
     card_version: int | None = None
     worker_id: str = ""
 
 
 class ModelSettings(_Frozen):
-    """Engine arguments that decide tokens and media hashes.
-
-    Every field has the name and meaning of the vLLM engine argument of that
-    name, so that a frontend can set it on vLLM's own argument namespace. Values
-    are those that vLLM resolved: workers that mean the same have the same.
-    """
+    """Engine arguments that decide tokens and media hashes. Every field has the name and meaning of
+    a vLLM engine argument, so that a frontend can set it on vLLM's own namespace. Values are
+    resolved by vLLM: equivalent workers have equal ones."""
 
     model: str
     runner: str
@@ -126,10 +123,8 @@ class ModelSettings(_Frozen):
 
 
 class OutputSettings(_Frozen):
-    """How structure is put into answers, and where their reasoning ends.
-
-    Fields are those of vLLM's ``structured_outputs_config`` and ``reasoning_config``.
-    """
+    """Settings of structured outputs and reasoning: fields of vLLM's ``structured_outputs_config``
+    and ``reasoning_config``."""
 
     backend: str
     disable_any_whitespace: bool
@@ -147,18 +142,18 @@ class EnvironmentSettings(_Frozen):
 
 
 class EngineSettings(_Frozen):
-    """What changes answers in the engine alone. Compared, and of no use to a frontend."""
+    """Settings that change answers in the engine alone. Only compared, not used by frontends."""
 
     quantization: str | None
     logits_processors: _Listed[str]
 
 
 class CacheSettings(_Frozen):
-    """What decides block hashes, as resolved after the engine started.
+    """Settings that decide block hashes, resolved by the started engine.
 
     Attributes:
         block_size: tokens per hashed block.
-        none_hash: hex digest that stands in for the parent of the first block.
+        none_hash: hex digest in place of the first block's parent.
     """
 
     block_size: int = Field(gt=0, le=1 << 20)
@@ -168,8 +163,8 @@ class CacheSettings(_Frozen):
 
 
 class Adapter(_Frozen):
-    """A LoRA adapter; fields are those of vLLM's ``--lora-modules``. Its path enters block hashes
-    beside its name."""
+    """A LoRA adapter; fields are those of vLLM's ``--lora-modules``. Name and path enter block
+    hashes."""
 
     name: Annotated[str, AfterValidator(_name)]
     path: Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_on_one_line)]
@@ -178,14 +173,12 @@ class Adapter(_Frozen):
 
 
 class PrefixReuse(_Frozen):
-    """How much an engine takes from its KV cache of what is there. Differs between workers
-    without harm.
+    """How much of a cached prefix the engine reuses. May differ between workers.
 
     Attributes:
-        drops_last_block: it computes the last block of a hit again, for its drafting layers.
-        drops_in_windows: it does so in groups of layers with a window too, where there are others.
-        keeps_tails: of groups of layers with a window or a state it keeps what a repeated prompt
-            needs, and not all that it computed.
+        drops_last_block: the last block of a hit is recomputed, for drafting layers.
+        drops_in_windows: also in groups of layers with a window, if there are other groups.
+        keeps_tails: groups with a window or a state keep only what a repeated prompt needs.
     """
 
     drops_last_block: bool
@@ -194,7 +187,7 @@ class PrefixReuse(_Frozen):
 
 
 class Capacity(_Frozen):
-    """How much one rank can do. Differs between workers without harm."""
+    """Capacity of one rank. May differ between workers."""
 
     num_blocks: Amount
     max_num_seqs: Positive
@@ -203,7 +196,7 @@ class Capacity(_Frozen):
 
 
 class KvEventSource(_Frozen):
-    """Where one data-parallel rank publishes its KV events (ZMQ endpoints)."""
+    """ZMQ endpoints of one data-parallel rank's KV events."""
 
     rank: Rank
     endpoint: str
@@ -213,14 +206,14 @@ class KvEventSource(_Frozen):
 
 
 class HostIdentity(_Frozen):
-    """Where the worker runs, for people. Never used to decide on a transport."""
+    """The worker's host, for people. Never used to choose a transport."""
 
     hostname: str = Field(max_length=1024)
     pid: Amount
 
 
 class WorkerState(StrEnum):
-    """READY takes requests. DRAINING finishes what it has and takes no more."""
+    """READY takes requests. DRAINING finishes its requests and takes no more."""
 
     READY = "ready"
     DRAINING = "draining"
@@ -230,8 +223,8 @@ class WorkerCard(_Frozen):
     """Everything a frontend must know to use a worker.
 
     Attributes:
-        ranks: that it serves, ascending, numbered over the whole group of workers.
-        fleet_key: fingerprint of the key that its sockets demand; None if they are plain.
+        ranks: ascending, numbered over the whole group of workers.
+        fleet_key: fingerprint of the key that its sockets demand; None if unencrypted.
     """
 
     card_version: int = CARD_VERSION
@@ -266,12 +259,8 @@ class WorkerCard(_Frozen):
 
     @classmethod
     def from_json(cls, data: bytes) -> "WorkerCard":
-        """Parse a card.
-
-        Raises:
-            CardError: not JSON, too large, a field missing, unknown or out of range,
-                or a card of another version.
-        """
+        """Parse a card. Raises CardError: not JSON, too large, of another version, or a field is
+        missing, unknown or out of range."""
         try:
             # First, since cards of another version have other fields.
             version = CARD_LIMITS.read(_any_version, data)
@@ -294,10 +283,8 @@ _this_version: Final = TypeAdapter(WorkerCard)
 
 
 def check_compatible(ours: WorkerCard, theirs: WorkerCard) -> None:
-    """Refuse a card of our vLLM version under which tokens or hashes would differ from ours.
-
-    Raises CardIncompatibleError: names the first differing field and both values.
-    """
+    """Refuse a card of our vLLM version under which tokens or hashes would differ from ours. Raises
+    CardIncompatibleError: names the first differing field and both values."""
     if theirs.served_model_names != ours.served_model_names:
         raise CardIncompatibleError(
             theirs.worker_id,

@@ -1,8 +1,8 @@
-"""Who may talk to a fleet's ZMQ sockets: contexts that put the fleet key on every socket.
+"""Access control of a fleet's ZMQ sockets: contexts that apply the fleet key to every socket.
 
-With a key all traffic is CURVE: encrypted, the worker proves itself to the frontend, and
-the frontend to the worker. A stranger gets no answer, whichever protocol he speaks.
-Without a key sockets are plain and must not leave loopback.
+With a key all traffic is CURVE: encrypted and mutually authenticated. A peer without the key gets
+no answer, whichever protocol it speaks. Without a key sockets are unencrypted and must not leave
+loopback.
 """
 
 import ipaddress
@@ -36,12 +36,12 @@ REFUSALS = (
 
 
 def frontend_context(key: FleetKey | None) -> zmq.asyncio.Context:
-    """A context whose sockets connect to workers that have the key."""
+    """Return a context whose sockets connect to workers with the key."""
     _prepare_zero_copy()
     context = zmq.asyncio.Context()
     context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
-    # libzmq starts its threads with the first socket, and ends the process if that fails for
-    # want of file handles. Later sockets only fail.
+    # libzmq starts its threads with the first socket, and aborts the process if it has no file
+    # handles for them. Later sockets only fail.
     context.socket(zmq.DEALER).close(linger=0)
     if key is not None:
         context.setsockopt(zmq.CURVE_SERVERKEY, key.worker.public)
@@ -51,43 +51,40 @@ def frontend_context(key: FleetKey | None) -> zmq.asyncio.Context:
 
 
 def _prepare_zero_copy() -> None:
-    """Let pyzmq make now what it makes, once a process, for the first frame that is sent without a
-    copy: a thread, and sockets by which it hears that the frame has left.
-
-    That first frame may be media that can't travel otherwise, in the middle of a fault; a
-    frontend that has no file handle left then could not send it.
-    """
+    """Create pyzmq's thread and sockets for zero-copy sends now, instead of with the first such
+    frame. That frame may be fallback media during a fault; a frontend without a free file handle
+    could not send it."""
     zmq.Frame(b"", copy=False)
 
 
 class Gate:
-    """Lets only frontends with the key into sockets that are bound in a context, or everybody
-    without one. It gets the key as a default of every socket made from now on."""
+    """Restrict a context's bound sockets to frontends with the key; without one, admit all. Sets
+    the key as a default of every socket created from now on."""
 
     def __init__(self, context: zmq.Context[Any], key: FleetKey | None) -> None:
         self._authenticator: ThreadAuthenticator | None = None
         if key is None:
             return
-        # CURVE alone would let in whoever knows the public key of workers.
+        # CURVE alone would admit any peer that knows the workers' public key.
         self._authenticator = ThreadAuthenticator(context)
         self._authenticator.configure_curve_callback(_DOMAIN, _OneKey(key.frontend.public))
         self._authenticator.start()
         context.setsockopt(zmq.CURVE_SERVER, 1)
         context.setsockopt(zmq.CURVE_PUBLICKEY, key.worker.public)
         context.setsockopt(zmq.CURVE_SECRETKEY, key.worker.secret)
-        # Without the authenticator nobody is let in, rather than everybody.
+        # Without the authenticator all peers are refused, instead of admitted.
         context.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN.encode())
         context.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
     def close(self) -> None:
-        """Stop. The context is the caller's, and is closed after this."""
+        """Stop. The caller closes the context afterwards."""
         if self._authenticator is not None:
             self._authenticator.stop()
             self._authenticator = None
 
 
 class _OneKey:
-    """pyzmq's credentials provider: the key of the fleet's frontends and no other."""
+    """pyzmq's credentials provider: accepts only the frontends' key."""
 
     def __init__(self, public: bytes) -> None:
         self._public = public
@@ -97,8 +94,8 @@ class _OneKey:
 
 
 async def count_refusals(monitor: zmq.asyncio.Socket, socket: str) -> None:
-    """Count strangers at a socket, by its monitor for :data:`REFUSALS`, until cancelled; log the
-    first."""
+    """Count refused connections, by a socket's monitor for :data:`REFUSALS`, until cancelled; log
+    the first."""
     first = True
     while True:
         await recv_monitor_message(monitor)
@@ -124,10 +121,8 @@ def leaves_host(endpoint: str) -> bool:
 
 
 def check_bind(endpoint: str, key: FleetKey | None) -> None:
-    """Refuse to serve beyond this host without a key.
-
-    Raises ConfigurationError: says how to get one.
-    """
+    """Refuse to bind beyond this host without a key. Raises ConfigurationError: says how to get
+    one."""
     if key is None and leaves_host(endpoint):
         raise ConfigurationError(
             f"{endpoint} leaves this host, where anybody could read prompts and answers: make a "
@@ -137,12 +132,8 @@ def check_bind(endpoint: str, key: FleetKey | None) -> None:
 
 
 def check_address(endpoint: str) -> None:
-    """Refuse an address that is not this host's, or a port in use, before seconds or minutes are
-    spent on an engine.
-
-    Raises:
-        ConfigurationError: says which.
-    """
+    """Refuse a foreign address or a used port before an engine starts for minutes. Raises
+    ConfigurationError: says which."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     if not endpoint.startswith("tcp://") or host == "*":
         return
@@ -159,10 +150,8 @@ def check_address(endpoint: str) -> None:
 
 
 def check_card(card: WorkerCard, key: FleetKey | None) -> None:
-    """Refuse a worker with which we share no key, before anything is said to it.
-
-    Raises CardKeyError: says what to do.
-    """
+    """Refuse a worker with another key before anything is sent to it. Raises CardKeyError: says
+    what to do."""
     ours = None if key is None else key.fingerprint
     if card.fleet_key != ours:
         raise CardKeyError(

@@ -1,16 +1,16 @@
-"""The life of a request as one table of states and events. No I/O, no clock.
+"""Life of a request as one table of states and events. No I/O, no clock.
 
-A frontend keeps a :class:`Lifecycle` per request and tells it what happens. What the
-table doesn't hold can't happen; if it does, some side broke the protocol:
+A frontend keeps a :class:`Lifecycle` per request and reports events to it. A transition outside the
+table means that one side broke the protocol:
 
 - A worker may ask for media, and acks, only before the first output of an attempt.
-- A worker that fails before the first output costs the request nothing: it is given
-  to another as if it had just come.
-- A worker that fails later leaves the request *moving*: what was answered is kept,
-  and another worker goes on from there.
+- A worker that fails before the first output costs the request nothing: another worker gets it as
+  new.
+- A worker that fails later leaves the request *moving*: another worker resumes after the output so
+  far.
 - Every request ends exactly once.
 
-``docs/lifecycle.md`` is made from this table, by ``setup/lifecycle_page.py``.
+``docs/lifecycle.md`` is generated from this table by ``setup/lifecycle_page.py``.
 """
 
 from enum import StrEnum
@@ -19,7 +19,7 @@ from common.errors import ProtocolError
 
 
 class State(StrEnum):
-    """Where a request is."""
+    """States of a request."""
 
     PREPARING = "preparing"
     CHOOSING = "choosing"
@@ -33,7 +33,7 @@ class State(StrEnum):
 
 
 class Event(StrEnum):
-    """What happens to a request."""
+    """Events of a request."""
 
     PREPARED = "prepared"
     DISPATCHED = "dispatched"
@@ -75,8 +75,6 @@ for _state in State:
 
 
 class Lifecycle:
-    """Where one request is."""
-
     def __init__(self) -> None:
         self._state = State.PREPARING
 
@@ -86,7 +84,7 @@ class Lifecycle:
 
     @property
     def answered(self) -> bool:
-        """Whether some output of the request came, from whichever worker."""
+        """Whether any worker has produced an output of the request."""
         return self._state in (State.STREAMING, State.MOVING, State.RESUMING)
 
     @property
@@ -94,10 +92,8 @@ class Lifecycle:
         return self._state in FINAL
 
     def on(self, event: Event) -> None:
-        """Take the transition of an event.
-
-        Raises ProtocolError: the event can't happen in this state. The state stays.
-        """
+        """Take an event's transition. Raises ProtocolError: the event can't happen in this state,
+        which stays."""
         following = TRANSITIONS.get((self._state, event))
         if following is None:
             raise ProtocolError(f"unexpected {event!s} while a request is {self._state!s}")

@@ -1,7 +1,7 @@
-"""ZMQ sockets that an event loop reads in the turn in which something has come.
+"""ZMQ sockets that an event loop reads in the turn in which a message arrives.
 
-pyzmq's own socket for asyncio takes three turns of the loop, a future and a dozen calls for each
-message; with many engines, each of whose steps is a message, that was a fifth of a frontend's time.
+pyzmq's asyncio socket takes three turns of the loop, a future and a dozen calls per message. With
+many engines, each step a message, that was a fifth of a frontend's time.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _DROPPED_AT_ONCE: Final = 1000
 
 
 class LoopReader:
-    """Receives what comes to a socket. One task at a time does."""
+    """Receives messages of a socket, for one task at a time."""
 
     def __init__(self, plain: zmq.Socket[bytes]) -> None:
         self._plain = plain
@@ -35,11 +35,9 @@ class LoopReader:
         self._stopped = False
 
     def look(self) -> bool:
-        """Whether something has come that was not received; whoever waits for it is woken.
-
-        Called after each send too: ZMQ takes notice of what has come when it sends or is asked, and
-        then its file handle does not tell of it any more.
-        """
+        """Return whether a message is pending, and wake a waiting receiver. Also called after each
+        send: ZMQ notices arrived messages while it sends, and its file handle does not signal them
+        any more."""
         there = bool(int(self._plain.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
         if there and self._reader is not None:
             self._wake()
@@ -51,19 +49,19 @@ class LoopReader:
 
     @property
     def does_not_wait(self) -> bool:
-        """Whether there is a message, which :meth:`receive` gives at once."""
+        """Whether :meth:`receive` would return at once."""
         return not self._stopped and self.look()
 
     async def receive(self) -> list[zmq.Frame]:
-        """The frames of the next message. Does not wait if there is one, so whoever receives many
-        lets others have a turn now and then.
+        """Return the frames of the next message, without a suspension if one is pending: a caller
+        that receives many should yield now and then.
 
         Raises:
-            zmq.ZMQError: it was stopped before.
+            zmq.ZMQError: the reader was stopped before.
             ProtocolError: the message had more than :data:`MAX_FRAMES`, and was dropped.
         """
         if self._stopped:
-            # A shadow's pointer may be another socket's by now: ZMQ has freed what it was for.
+            # A shadow's pointer may be another socket's by now: ZMQ has freed the first.
             raise zmq.ZMQError(zmq.ENOTSOCK)
         if not self.look():
             await self._wait()
@@ -81,7 +79,7 @@ class LoopReader:
             return frames
 
     async def _drop(self) -> None:
-        """Receive the rest of a message, all of which ZeroMQ has, with turns for other tasks."""
+        """Drop the rest of a message, which is complete in ZeroMQ, yielding to other tasks."""
         for count in itertools.count(1):
             if not self._plain.recv(zmq.NOBLOCK, copy=False).more:
                 return
@@ -91,8 +89,8 @@ class LoopReader:
                     raise asyncio.CancelledError
 
     def stop(self) -> None:
-        """Nothing is received any more. Whoever waits is cancelled, also if he was woken already,
-        unless the event loop is closed and nobody can be told."""
+        """Stop receiving and cancel a waiting task, even one that was woken already, unless its
+        loop is closed."""
         self._stopped = True
         self._unwatch()
         if self._reader is not None and not self._reader.get_loop().is_closed():
@@ -126,8 +124,8 @@ class LoopReader:
 
 
 class LoopSocket:
-    """Receives as :class:`LoopReader` does, and sends without ever waiting. The plain socket is to
-    be bound or connected; the monitor tells of its connections."""
+    """Receives like :class:`LoopReader`, and sends without waiting. Bind or connect ``plain``;
+    ``monitor`` reports its connections."""
 
     def __init__(
         self,
@@ -136,16 +134,15 @@ class LoopSocket:
         options: Mapping[zmq.SocketOption, int],
         monitored: int,
     ) -> None:
-        """Monitor the events that are asked for. Raises zmq.ZMQError: there is no file handle for
-        it."""
-        # By way of the context, which gives its sockets the fleet's key.
+        """Monitor the given events. Raises zmq.ZMQError: no file handle is left."""
+        # Created by the context, which applies the fleet's key.
         made: Any = context.socket(kind, socket_class=cast(Any, zmq.Socket))
         self.plain: Final[zmq.Socket[bytes]] = made
         with undo_on_error(self.plain.close):
             for option, value in options.items():
                 self.plain.setsockopt(option, value)
             self._reader = LoopReader(self.plain)
-            # Its messages are few and far between, so pyzmq's own class will do.
+            # Its messages are rare, so pyzmq's own class is fast enough.
             self.monitor: Any = self.plain.get_monitor_socket(monitored)
 
     @property
@@ -154,16 +151,16 @@ class LoopSocket:
 
     @property
     def readable(self) -> bool:
-        """Whether something has come that was not received."""
+        """Whether a message is pending."""
         return self._reader.look()
 
     async def receive(self) -> list[zmq.Frame]:
-        """The frames of the next message; see :meth:`LoopReader.receive`."""
+        """See :meth:`LoopReader.receive`."""
         return await self._reader.receive()
 
     def send(self, frames: Sequence[Frame | zmq.Frame], *, copy: bool = False) -> None:
-        """Send, or raise zmq.Again if there is no room. Of small frames a copy is cheaper than to
-        hear when they have left."""
+        """Send, or raise zmq.Again if there is no room. Copying small frames costs less than
+        tracking zero-copy ones."""
         try:
             self.plain.send_multipart(frames, zmq.NOBLOCK, copy=copy)
         finally:
@@ -171,7 +168,7 @@ class LoopSocket:
                 self._reader.look()
 
     def close(self, linger_ms: int) -> None:
-        """Close it, after so long at most if something has not left yet. Later calls do nothing."""
+        """Close within ``linger_ms``, sending queued messages. Later calls do nothing."""
         self._reader.stop()
         if self.plain.closed:
             return

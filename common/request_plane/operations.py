@@ -1,7 +1,7 @@
-"""What an operator may have an engine do, as it goes over the request plane. No I/O.
+"""Operations that an operator may run on an engine, as request plane messages. No I/O.
 
-The list is closed and every argument has a type: nobody names a method of vLLM's. What each does is
-vLLM's own: the routes of ``vllm serve`` have the same names and arguments.
+The list is closed and every argument typed: no message names a method of vLLM. Names, arguments and
+meaning are those of ``vllm serve``'s routes.
 """
 
 from enum import StrEnum
@@ -26,53 +26,51 @@ LONGEST_MESSAGE = 2000  # characters of what a worker says about an operation
 
 
 class Sleep(msgspec.Struct, frozen=True, tag="sleep"):
-    """Give memory back: level 0 only pauses, 1 keeps the weights in the host's memory, 2 keeps
-    nothing."""
+    """Free memory: level 0 only pauses, 1 moves the weights to host memory, 2 discards them."""
 
     level: Annotated[int, msgspec.Meta(ge=0, le=2)]
     mode: PauseMode
 
 
 class WakeUp(msgspec.Struct, frozen=True, tag="wake_up"):
-    """Take it again, all of it or what the tags say."""
+    """Restore all memory, or only the tags'."""
 
     tags: Annotated[list[Tag], msgspec.Meta(max_length=3)] | None = None
 
 
 class ReleaseKvCacheMemory(msgspec.Struct, frozen=True, tag="release_kv_cache_memory"):
-    """Give back the memory of KV blocks alone, of an engine that is paused."""
+    """Free the KV blocks' memory alone. The engine must be paused."""
 
 
 class Pause(msgspec.Struct, frozen=True, tag="pause"):
-    """Compute nothing until :class:`Resume`; KV blocks and media may be forgotten."""
+    """Compute nothing until :class:`Resume`; may clear KV blocks and media."""
 
     mode: PauseMode
     clear_cache: bool = True
 
 
 class Resume(msgspec.Struct, frozen=True, tag="resume"):
-    """Compute again."""
+    """End a pause."""
 
 
 class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_prefix_cache"):
-    """Forget KV blocks, perhaps the KV connector's as well. Requests that use some begin again, or
-    else keep it from happening."""
+    """Clear KV blocks, and optionally the KV connector's. Running requests either restart or
+    prevent it."""
 
     reset_running_requests: bool = False
     reset_external: bool = False
 
 
 class ResetMmCache(msgspec.Struct, frozen=True, tag="reset_mm_cache"):
-    """Forget media."""
+    """Clear the media cache."""
 
 
 class ResetEncoderCache(msgspec.Struct, frozen=True, tag="reset_encoder_cache"):
-    """Forget what the encoder made of media."""
+    """Clear the encoder's outputs."""
 
 
 class StartProfile(msgspec.Struct, frozen=True, tag="start_profile"):
-    """Begin a profile, so many steps from now and for so many; ``profiler_kwargs`` are for vLLM
-    0.33 and newer."""
+    """Start a profile after and for some steps; ``profiler_kwargs`` need vLLM 0.33 or newer."""
 
     profile_prefix: Annotated[str, msgspec.Meta(max_length=128)] | None = None
     delay_iterations: Iterations | None = None
@@ -81,19 +79,19 @@ class StartProfile(msgspec.Struct, frozen=True, tag="start_profile"):
 
 
 class StopProfile(msgspec.Struct, frozen=True, tag="stop_profile"):
-    """End it and write its files, on the worker's host."""
+    """End the profile and write its files on the worker's host."""
 
 
 class ReloadWeights(msgspec.Struct, frozen=True, tag="reload_weights"):
-    """Read the model's weights from where they came from, of an engine that is paused."""
+    """Reload the model's weights from their source. The engine must be paused."""
 
 
 class LoadLoraAdapter(msgspec.Struct, frozen=True, tag="load_lora_adapter"):
-    """Have a LoRA adapter, by whose name requests may ask for it.
+    """Load a LoRA adapter, which requests select by its name.
 
     Attributes:
-        lora_path: where the worker finds its files, on its host, or by which name on a hub.
-        load_inplace: read again what is there under the name.
+        lora_path: on the worker's host, or a name on a hub.
+        load_inplace: replace an adapter of the same name.
     """
 
     lora_name: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
@@ -104,7 +102,7 @@ class LoadLoraAdapter(msgspec.Struct, frozen=True, tag="load_lora_adapter"):
 
 
 class UnloadLoraAdapter(msgspec.Struct, frozen=True, tag="unload_lora_adapter"):
-    """Have it no longer; requests that run with it end."""
+    """Unload an adapter; running requests with it end."""
 
     lora_name: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 
@@ -131,7 +129,7 @@ LETS_REQUESTS_IN: Final = (StartProfile, StopProfile, LoadLoraAdapter, UnloadLor
 
 
 class Condition(StrEnum):
-    """Whether a worker takes requests, as far as operators have a say in it."""
+    """Whether a worker takes requests, as set by operators."""
 
     SERVING = "serving"
     PAUSED = "paused"
@@ -139,7 +137,7 @@ class Condition(StrEnum):
 
 
 class Outcome(StrEnum):
-    """What became of an operation at a worker."""
+    """Outcome of an operation."""
 
     DONE = "done"
     REFUSED = "refused"  # nothing was done, and nothing will be as things are
@@ -163,7 +161,7 @@ def name_of(operation: Operation) -> str:
 
 
 def empties_media(operation: Operation) -> bool:
-    """Whether the engine's media cache is empty afterwards."""
+    """Return whether the engine's media cache is empty afterwards."""
     match operation:
         case Sleep(level):
             return level > 0
@@ -175,7 +173,7 @@ def empties_media(operation: Operation) -> bool:
 
 
 def empties_blocks(operation: Operation) -> bool:
-    """Whether the engine holds no KV blocks afterwards."""
+    """Return whether the engine holds no KV blocks afterwards."""
     match operation:
         case ResetPrefixCache():
             return True

@@ -1,39 +1,38 @@
-"""The messages of the request plane. No I/O, no sockets, no engine.
+"""Messages of the request plane. No I/O, no sockets, no engine.
 
-A frontend opens a session with :class:`Hello`; the worker answers
-:class:`Welcome` or :class:`Goodbye` with a reason. Then, per request:
+A frontend opens a session with :class:`Hello`; the worker answers :class:`Welcome`, or
+:class:`Goodbye` with a reason. Then, per request:
 
-    frontend                         worker
-    Submit ────────────────────────▶
-            ◀──────────────────────── Nack     media it lacks   (any number of times)
-    Supply ────────────────────────▶
-            ◀──────────────────────── Ack      engine has the media, leases may end
-            ◀──────────────────────── Outputs  until one of its own says finished
-            ◀──────────────────────── Failed   instead, at any point; it is the last
-    Abort  ────────────────────────▶           answered by Ack (if still owed) and Failed
+ frontend                         worker
+ Submit ────────────────────────▶
+   ◀──────────────────────── Nack     media it lacks   (any number of times)
+ Supply ────────────────────────▶
+   ◀──────────────────────── Ack      engine has the media, leases may end
+   ◀──────────────────────── Outputs  until one of its own says finished
+   ◀──────────────────────── Failed   instead, at any point; it is the last
+ Abort  ────────────────────────▶           answered by Ack (if still owed) and Failed
 
 and, about the worker itself:
 
-    AskFigures ────────────────────▶
-            ◀──────────────────────── Figures  unless it is still answering another one
-    Operate ───────────────────────▶
-            ◀──────────────────────── Operated when it is done, or at once why it is not
+ AskFigures ────────────────────▶
+   ◀──────────────────────── Figures  unless it is still answering another one
+ Operate ───────────────────────▶
+   ◀──────────────────────── Operated when it is done, or at once why it is not
 
-What the engine says of several requests in one step comes in one :class:`Outputs`.
-Every request ends with exactly one finished :class:`Output` or one
-:class:`Failed`, and before it one :class:`Ack`, so that a frontend knows when
-memory it leased is free again. :class:`Ping` and :class:`Status` flow at all times;
-silence longer than :data:`SESSION_TIMEOUT_S` ends the session on either side. A frontend that
-takes no session with a worker says why with :class:`Refused`, for the worker's log alone.
+One :class:`Outputs` has the outputs of several requests in one engine step. Every request ends with
+exactly one finished :class:`Output` or one :class:`Failed`, and before it one :class:`Ack`, so that
+a frontend knows when its leased memory is free again. :class:`Ping` and :class:`Status` are
+heartbeats; silence longer than :data:`SESSION_TIMEOUT_S` ends the session on either side. A
+frontend that refuses a worker sends :class:`Refused`, for the worker's log alone.
 
-No message is passed over, since an answer would be missing or have a hole. A
-:class:`Submit` that can't be read, or has the id of a request that runs, is answered by
-:class:`Failed` alone; an answer that can't be read ends its request. Any other message
-that can't be read ends the session. Who has no session is told nothing but that.
-:mod:`common.request_plane.lifecycle` has the states of a request, and what may happen in which.
+No message is skipped, since an answer would be missing or have a gap. An undecodable
+:class:`Submit`, or one with the id of a running request, is answered by :class:`Failed` alone; an
+undecodable answer ends its request. Any other undecodable message ends the session. A peer without
+a session is told only that.
 
-vLLM's own types ride inside, so sampling parameters and log probabilities need no
-translation. Tensors of inline media travel as further frames of the same message.
+:mod:`common.request_plane.lifecycle` has the states and transitions of a request. Messages contain
+vLLM's own types, so sampling parameters and log probabilities need no translation. Tensors of
+inline media are further frames of the same message.
 """
 
 from collections.abc import Collection
@@ -69,7 +68,7 @@ class HeldAdapter(msgspec.Struct, frozen=True):
 
     @property
     def legible(self) -> bool:
-        """Whether all of it can stand in a log line."""
+        """Whether all text is printable, as log lines need."""
         return all(map(str.isprintable, (self.name, self.path, self.base_model_name or "")))
 
 
@@ -121,7 +120,7 @@ MOST_FIGURES_BYTES = 4 << 20  # of a worker's page of metrics. One of vLLM's eng
 
 
 class FailureKind(StrEnum):
-    """Why a request failed on a worker, as far as the frontend must act on it."""
+    """Reason of a worker's failure, as far as the frontend must act on it."""
 
     INVALID = "invalid"  # the engine refused it: the user's mistake
     BUSY = "busy"  # the engine's admission control refused it: another may not
@@ -138,7 +137,6 @@ class MediaPart(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         modality: vLLM's name, for example ``image``.
-        mm_hash: which item.
         offset: first prompt token of its placeholder.
         length: tokens of its placeholder.
         is_embed: one byte (0 or 1) per placeholder token, or None for all ones.
@@ -152,7 +150,7 @@ class MediaPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """Opens a session, with a transfer offer as ``common.transfer`` encodes it."""
+    """Open a session, with a transfer offer as ``common.transfer`` encodes it."""
 
     version: int
     frontend_id: Incarnation
@@ -160,28 +158,27 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Offer(msgspec.Struct, frozen=True, tag="offer"):
-    """Other transports than in :class:`Hello`; answered with :class:`Terms`."""
+    """Replace the transfer offer of :class:`Hello`; answered with :class:`Terms`."""
 
     offer: bytes
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
-    """One ``generate`` or ``encode`` call.
+    """One ``generate`` or ``encode`` call: exactly one of ``sampling_params`` and
+    ``pooling_params`` is set.
 
     Attributes:
-        sampling_params: of what is to be generated; None if nothing is.
-        pooling_params: of what is to be pooled; None if nothing is. A request has one of both.
         media: every media item of the prompt, by position.
         shipments: transfer metadata of the items that come along, each once.
-        prompt_token_ids: the prompt; None if all of it is given as embeddings.
-        prompt_embeds: (tokens, hidden) for prompts given as embeddings.
-        prompt_is_token_ids: which of its places are tokens, if some of them are embeddings.
-        rank: on which it runs, by the card's numbers; None for any.
+        prompt_token_ids: None if the whole prompt is given as embeddings.
+        prompt_embeds: (tokens, hidden).
+        prompt_is_token_ids: which positions are tokens, in a prompt with some embeddings.
+        rank: by the card's numbers; None for any.
         trace_headers: of the frontend's span, or of the client's if it has none.
-        timeout_s: seconds after which nobody wants an answer; None if there is no such.
-        prefill_tokens: what it counts as load until its first output, in the frontend's
-            estimate: tokens that are not cached, and media tokens to encode.
-        new_blocks: what other frontends are told of it.
+        timeout_s: seconds until the deadline; None for none.
+        prefill_tokens: load until its first output, as the frontend estimates it: uncached tokens,
+            and media tokens to encode.
+        new_blocks: reported to other frontends.
     """
 
     request_id: RequestId
@@ -217,43 +214,43 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
 
 
 class Supply(msgspec.Struct, frozen=True, tag="supply"):
-    """The media a :class:`Nack` asked for."""
+    """Media that a :class:`Nack` asked for."""
 
     request_id: RequestId
     shipments: list[bytes]
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """Stop a request. Unknown ids are ignored: it may have ended meanwhile."""
+    """Abort a request. Unknown ids are ignored: it may have ended meanwhile."""
 
     request_id: RequestId
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
-    """The frontend is alive."""
+    """Heartbeat of the frontend."""
 
 
 class AskFigures(msgspec.Struct, frozen=True, tag="ask_figures"):
-    """The frontend wants the worker's own metrics; the number comes back with them."""
+    """Ask for the worker's own metrics; the answer has the same number."""
 
     number: Count
 
 
 class Operate(msgspec.Struct, frozen=True, tag="operate"):
-    """An operator wants something of the worker's engine. One operation at a time is taken, of all
-    frontends; it goes on if the session ends. The number comes back with the answer."""
+    """Run an operation on the engine, one at a time over all frontends. It continues if the session
+    ends. The answer has the same number."""
 
     number: Count
     operation: Operation
 
 
 class Leave(msgspec.Struct, frozen=True, tag="leave"):
-    """The frontend ends the session; whatever it still has here is aborted."""
+    """End the session; the worker aborts its remaining requests."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """A frontend does not take this run of the worker, in a sentence. Sent without a session, now
-    and again while it lasts; answered by nothing, so workers that do not know it need not."""
+    """Tell the worker why a frontend refuses this run of it. Sent repeatedly, without a session;
+    never answered, so older workers may ignore it."""
 
     frontend: Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]
     incarnation: Incarnation
@@ -266,8 +263,7 @@ ToWorker: TypeAlias = (
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """The session is open; the reply answers the transfer offer, as ``common.transfer`` encodes
-    it."""
+    """Open the session; ``reply`` answers the transfer offer, as ``common.transfer`` encodes it."""
 
     version: int
     worker_id: WorkerId
@@ -282,21 +278,21 @@ class Terms(msgspec.Struct, frozen=True, tag="terms"):
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
-    """The worker refuses or ends the session, in a sentence."""
+    """Refuse or end the session, with a reason."""
 
     reason: str
 
 
 class Ack(msgspec.Struct, frozen=True, tag="ack"):
-    """The engine has taken the media of a request, and keeps those that are held."""
+    """The engine has taken a request's media, and keeps the ``held`` ones."""
 
     request_id: RequestId
     held: list[MmHash]
 
 
 class Nack(msgspec.Struct, frozen=True, tag="nack"):
-    """The worker cannot get at these items, for a reason (``not_held`` or the transfer error's
-    name); the request waits for a Supply."""
+    """Ask for media that the worker lacks, with a reason (``not_held`` or the transfer error's
+    name). The request waits for a Supply."""
 
     request_id: RequestId
     missing: list[MmHash]
@@ -308,9 +304,9 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     knows.
 
     Attributes:
-        outputs: what was generated; none if something was pooled.
-        pooled: of any shape, at most :data:`MOST_POOLED_BYTES`; None if something was generated.
-        metrics: only if it is finished; before, nobody asks for them.
+        outputs: empty for a pooled answer.
+        pooled: any shape, at most :data:`MOST_POOLED_BYTES`; None for a generated answer.
+        metrics: only of the finished output, as no other is read.
     """
 
     request_id: RequestId
@@ -325,7 +321,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
-    """What the engine says of several requests, in the order in which it said it."""
+    """Outputs of several requests, in the engine's order."""
 
     outputs: Annotated[list[Output], msgspec.Meta(max_length=MOST_OUTPUTS)]
 
@@ -339,8 +335,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class Coming(msgspec.Struct, frozen=True, array_like=True):
-    """A prompt that another frontend sent to a rank. KV events will say the same once it is
-    computed."""
+    """A prompt that another frontend sent to a rank, ahead of the KV events."""
 
     rank: Count
     new_blocks: NewBlocks
@@ -348,24 +343,24 @@ class Coming(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Status(msgspec.Struct, frozen=True, tag="status"):
-    """The worker is alive, and how busy it is. Comes once a second, soon after what other
-    frontends have here has changed, and with the end of a request.
+    """Heartbeat and load of the worker. Sent every second, soon after the load of other frontends
+    has changed, and with the end of a request.
 
     Attributes:
         ranks: each rank of the card once.
         hf_processor_runs: calls of the HF processor since start.
-        coming: what others sent since the last one, oldest first. Where they send much at
-            once the oldest are left out: KV events tell of them.
+        coming: prompts of other frontends since the last status, oldest first. In a burst the
+            oldest are left out: KV events report them.
         condition: whether requests are taken.
-        blocks_emptied: when an operator had KV blocks forgotten, in seconds since the epoch by the
-            worker's clock; 0 if none did. KV events tell it only with the engine's next step.
-        media_emptied: how often an operator had media forgotten.
-        stands_still: requests that are here get no output until an operator says so.
+        blocks_emptied: time at which an operator had KV blocks cleared, in seconds since the epoch
+            by the worker's clock; 0 for never. KV events report it only with the engine's next
+            step.
+        media_emptied: number of times that an operator had media cleared.
+        stands_still: requests here get no output until an operator resumes them.
         steps: sums over the steps of each rank, every two seconds; otherwise empty.
-        adapters: those that it has, if they have changed since it said so last or are others than
-            those on its card.
-        active_adapters: those of them that its engine used last, as many as it computes with at
-            once, if that has changed.
+        adapters: all adapters, if changed since the last report or different from the card.
+        active_adapters: the adapters that the engine used last, as many as it has slots, if
+            changed.
     """
 
     ranks: list[RankStatus]
@@ -386,7 +381,7 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     ) = None
 
     def check(self, ranks: Collection[int]) -> None:
-        """Refuse what is not about just these ranks. Raises ProtocolError: names both."""
+        """Check that the status is about exactly these ranks. Raises ProtocolError: names both."""
         told = sorted(one.rank for one in self.ranks)
         if told != sorted(ranks):
             raise ProtocolError(f"a status is of ranks {told}, the card of {sorted(ranks)}")
@@ -399,15 +394,15 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
 
 
 class Figures(msgspec.Struct, frozen=True, tag="figures"):
-    """The worker's own metrics, vLLM's and ours, in Prometheus's text format; empty if they were
-    too large to be sent."""
+    """The worker's own metrics, vLLM's and ours, in Prometheus's text format; empty if too
+    large."""
 
     number: Count
     page: Annotated[bytes, msgspec.Meta(max_length=MOST_FIGURES_BYTES)]
 
 
 class Operated(msgspec.Struct, frozen=True, tag="operated"):
-    """What became of an :class:`Operate`; why it was not done, in a sentence."""
+    """Outcome of an :class:`Operate`, with the reason if it was not done."""
 
     number: Count
     outcome: Outcome

@@ -1,10 +1,8 @@
-"""What workers report of an engine: how busy it is, and what its steps add up to.
+"""Load and step sums of an engine, as workers report them.
 
-From the second routers learn how long a prompt takes there.
-
-A step with prompts is taken to last a constant, and so much for each token that it computes. Least
-squares need no more of the steps than these sums, so the steps themselves are never sent. Sums
-only grow, so the next message makes up for a lost one.
+From the sums routers learn the prefill time of a prompt: a step with prompts is modelled as a
+constant plus a cost per computed token. Least squares need only these sums, so steps are never
+sent. Sums only grow, so the next message makes up for a lost one.
 """
 
 from typing import Annotated, TypeAlias
@@ -23,14 +21,14 @@ Fraction: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 
 
 class StepSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Steps with prompts of one rank's engine, since its start.
+    """Sums over steps with prompts of one rank's engine, since its start.
 
     Attributes:
         rank: by the card's numbers.
-        steps: how many.
+        steps: number of steps.
         tokens: prompt tokens prefilled and media tokens encoded.
         squares: sum over steps of the square of their tokens.
-        ms: length of the steps in milliseconds.
+        ms: duration of the steps in milliseconds.
         products: sum over steps of tokens times milliseconds.
     """
 
@@ -53,17 +51,16 @@ class StepSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class RankStatus(msgspec.Struct, frozen=True, array_like=True):
-    """How busy one rank is: its engine over all frontends, and what others have there.
+    """Load of one rank: its engine over all frontends, and the share of the other frontends.
 
-    Others are all frontends but the one that is told, which knows its own requests. Theirs
-    are counted as it counts its own, so that the sum is right without comparing.
+    The receiver adds its own requests, counted the same way, so that the sum is exact.
 
     Attributes:
         rank: by the card's numbers.
         running: requests the engine is computing.
         waiting: requests queued in the engine.
         kv_usage: fraction of KV blocks in use.
-        others_active: requests that others sent and that have not ended.
+        others_active: in-flight requests of other frontends.
         others_prefill_tokens: :attr:`Submit.prefill_tokens` of those without an output.
         others_decode_tokens: prompt tokens of those with one.
     """

@@ -1,7 +1,7 @@
-"""What a client says of other servers that have worked on its request already.
+"""Drop client-supplied transfer parameters.
 
-vLLM's engines believe it: a connector asks the hosts that it names, and without one it is told as
-fact how much was cached there. Frontends know no such split, so it is nobody's business.
+vLLM's engines trust them: a connector contacts the hosts that they name, and without a connector
+they set the cached token count. Frontends know no such split, so no client may set them.
 """
 
 from typing import Final
@@ -12,11 +12,7 @@ _NAMES: Final = ("kv_transfer_params", "ec_transfer_params")
 
 
 def drop_transfer_params(params: object) -> None:
-    """Drop it.
-
-    Args:
-        params: of a request, changed in place; such that pool have none.
-    """
+    """Drop transfer parameters from ``params``, in place; pooling parameters have none."""
     if isinstance(params, SamplingParams) and params.extra_args:
         kept = {name: value for name, value in params.extra_args.items() if name not in _NAMES}
         params.extra_args = kept or None

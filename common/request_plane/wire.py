@@ -1,9 +1,8 @@
 """Messages to ZMQ frames and back. Knows the encoding, not the sockets.
 
-A message is one MessagePack frame, followed by the frames its tensors need and,
-for :class:`Submit` and :class:`Supply`, the frames of inline media. vLLM's encoder
-is used because vLLM's types ride in the messages; its pickle fallback is refused
-in both directions, whatever the environment says.
+A message is one MessagePack frame, then its tensors' frames, and for :class:`Submit` and
+:class:`Supply` the frames of inline media. vLLM's encoder is used because messages contain vLLM's
+types; its pickle fallback is refused in both directions, whatever the environment says.
 """
 
 import gc
@@ -21,12 +20,7 @@ from common.request_plane.loop_socket import Frame
 
 
 class About(msgspec.Struct, frozen=True):
-    """What can be read of a message that can't be read as a whole.
-
-    Attributes:
-        type: its tag; empty if it has none.
-        request_id: which request it is about; empty if that can't be told.
-    """
+    """Partial decode of an undecodable message: its tag and request id, empty if unknown."""
 
     type: str = ""
     request_id: str = ""
@@ -47,7 +41,7 @@ class _StrictDecoder(MsgpackDecoder):
         return data
 
     def _decode_tensor(self, arr: list[object]) -> torch.Tensor:
-        # As no encoder of ours sends them; PyTorch warns, once, of memory that is not writable.
+        # No encoder of ours sends such a tensor; PyTorch warns, once, of read-only memory.
         if isinstance(arr[2], bytes):
             raise ProtocolError("a tensor's bytes are neither a frame nor a raw view")
         return super()._decode_tensor(arr)
@@ -73,26 +67,19 @@ def _no_collection(nbytes: int) -> Iterator[None]:
 
 
 class Codec(Generic[M]):
-    """Encodes any message and decodes those of one direction.
-
-    Not thread-safe, like the encoder beneath it: one per event loop.
-    """
+    """Encodes any message and decodes those of one direction. Not thread-safe, like the encoder
+    beneath it: one per event loop."""
 
     def __init__(self, incoming: Any) -> None:
-        """
-        Args:
-            incoming: the union of messages this side receives, for example
-                :data:`common.request_plane.protocol.ToWorker`.
-        """
+        """Take the union of incoming messages, for example
+        :data:`common.request_plane.protocol.ToWorker`."""
         self._encoder = _StrictEncoder()
         self._decoder = _StrictDecoder(incoming)
         self._about = msgspec.msgpack.Decoder(About)
 
     def encode(self, message: msgspec.Struct, media_frames: Sequence[Frame] = ()) -> list[Frame]:
-        """The frames of a message, media frames last. Copies no tensor.
-
-        Raises ProtocolError: the message holds something that has no encoding.
-        """
+        """Encode a message, media frames last. Copies no tensor. Raises ProtocolError: a value has
+        no encoding."""
         try:
             frames: list[Frame] = list(self._encoder.encode(message))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -101,10 +88,8 @@ class Codec(Generic[M]):
         return [count, *frames, *media_frames]
 
     def decode(self, frames: Sequence[memoryview]) -> tuple[M, Sequence[memoryview]]:
-        """The message and the media frames that followed it.
-
-        Raises ProtocolError: the frames are not a message of this direction.
-        """
+        """Decode a message; return it and its media frames. Raises ProtocolError: the frames are
+        not a message of this direction."""
         if len(frames) < 2 or len(frames[0]) != 4:
             raise ProtocolError(f"{len(frames)} frames are not a message")
         count = int.from_bytes(frames[0], "little")
@@ -129,7 +114,7 @@ class Codec(Generic[M]):
         return message, frames[1 + count :]
 
     def about(self, frames: Sequence[memoryview]) -> About:
-        """What a message that :meth:`decode` refused was about, as far as that can be told."""
+        """Decode the type and request id of a message that :meth:`decode` refused, if possible."""
         try:
             return self._about.decode(frames[1])
         except (msgspec.DecodeError, IndexError, ValueError, RecursionError):

@@ -1,8 +1,7 @@
-"""The two interfaces of every transport, and what they hand out.
+"""Sender and receiver interfaces of every transport.
 
-They own what all transports share: the stage (metric, NVTX range, log), the count of bytes,
-and that items are received one per turn of the event loop. How bytes move stands in one file
-per transport.
+They own what transports share: the stage (metric, NVTX range, log), the byte count, and one
+received item per turn of the event loop. Each transport has a file of its own.
 """
 
 import asyncio
@@ -26,21 +25,21 @@ from common.transfer.metadata import FramedMetadata, ItemMetadata, TransferMetad
 
 
 class Attachment:
-    """One session's hold on the memory of a frontend, which may have two for a while: what the old
-    one gives up must not be taken from the new one."""
+    """One session's hold on a frontend's memory. A frontend may have two sessions for a while: the
+    end of one must not affect the other."""
 
     def __init__(self, let_go: Callable[[], None] = lambda: None) -> None:
         self._let_go: Callable[[], None] | None = let_go
 
     def detach(self) -> None:
-        """Give up this hold; items that were received stay usable. Later calls do nothing."""
+        """Release this hold; received items stay usable. Later calls do nothing."""
         let_go, self._let_go = self._let_go, None
         if let_go is not None:
             let_go()
 
 
 class Attachments:
-    """Counts the holds on what has a name. For one event loop."""
+    """Counts holds by name. For one event loop."""
 
     def __init__(self, let_go: Callable[[str], None]) -> None:
         self._let_go = let_go  # gets a name whose last hold was given up
@@ -62,11 +61,10 @@ class MediaSource:
     """A medium before processing.
 
     Attributes:
-        modality: vLLM's name of it.
+        modality: vLLM's name.
         encoded: the file as fetched, a JPEG for example.
-        mm_processor_kwargs: what the request told the HF processor.
-        media_io_kwargs: what the request told the decoder.
-        partition: whose it is.
+        mm_processor_kwargs: the request's options for the HF processor.
+        media_io_kwargs: the request's options for the decoder.
     """
 
     modality: str
@@ -87,14 +85,14 @@ def _nothing() -> None:
 
 
 class Turns:
-    """Lets one caller through per turn of the event loop, so that a burst of items does not hold
+    """Let one caller through per turn of the event loop, so that a burst of items does not block
     it."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
     async def mine(self) -> None:
-        """Return at once if nobody did in this turn; else wait for a later one."""
+        """Return at once if no caller did in this turn; else wait for a later one."""
         await self._lock.acquire()
         asyncio.get_running_loop().call_soon(self._lock.release)
 
@@ -103,9 +101,8 @@ class MediaHandle(Released):
     """An item made available to a worker, until :meth:`release`.
 
     Attributes:
-        metadata: goes to the worker.
-        frames: go with it on the request plane; empty unless the item rides inline. They
-            alias the processor's tensors, not copies.
+        frames: sent with the metadata; empty unless the item is inline. They alias the processor's
+            tensors.
     """
 
     def __init__(
@@ -119,8 +116,8 @@ class MediaHandle(Released):
         self._on_release = on_release
 
     def release(self) -> None:
-        """Take the item back. Later calls do nothing. A worker that comes later gets a
-        StaleSegmentError, never another item's bytes."""
+        """Take the item back. Later calls do nothing. A late worker gets a StaleSegmentError, never
+        another item's bytes."""
         on_release, self._on_release = self._on_release, _nothing
         self.frames = ()
         on_release()
@@ -130,10 +127,8 @@ class Received(Released):
     """An item on the worker's side, until :meth:`release`.
 
     Attributes:
-        mm_hash: its hash.
-        item: its tensors, perhaps in memory of another process: not to be used once released.
-        checked: bytes that :meth:`release` looks through for pages that were written to, at
-            about 16 us per MB.
+        item: tensors, perhaps in another process's memory: not to be used once released.
+        checked: bytes that :meth:`release` checks for written pages, at about 16 us per MB.
     """
 
     def __init__(
@@ -152,15 +147,12 @@ class Received(Released):
         self._on_release = on_release
 
     def verify(self) -> None:
-        """Check that the tensors were still the item's when the engine took them.
-
-        Raises StaleSegmentError: they were overwritten, by a frontend that did not wait for the
-        ack; the request must not go on.
-        """
+        """Check that the tensors were still the item's when the engine took them. Raises
+        StaleSegmentError: a frontend overwrote them before the ack; the request must fail."""
         self._verify()
 
     def release(self) -> None:
-        """Give the memory back, from any thread. The second and later calls do nothing."""
+        """Release the memory, from any thread. Later calls do nothing."""
         on_release, self._on_release = self._on_release, _nothing
         self._verify = _nothing
         self.item = MultiModalKwargsItem({})
@@ -168,10 +160,10 @@ class Received(Released):
 
 
 class Accepted(NamedTuple):
-    """A worker can use what a frontend offered: it has read the probe.
+    """A worker has read the probe and can use the frontend's offer.
 
     Attributes:
-        reply: the answer, with what this transport says.
+        reply: the answer, with this transport's part.
         attachment: the session's hold on the frontend's memory.
     """
 
@@ -183,7 +175,7 @@ class MmKwargsSender(ABC):
     """The frontend's end of a transport.
 
     Attributes:
-        on_change: called, perhaps in a thread, when what it offers has changed.
+        on_change: called, perhaps in a thread, when its offer has changed.
     """
 
     transport: ClassVar[Transport]
@@ -198,15 +190,15 @@ class MmKwargsSender(ABC):
         return True
 
     def send(self, mm_hash: MmHash, item: MultiModalKwargsItem) -> MediaHandle:
-        """Make an item available to any worker that is given the handle's metadata.
+        """Make an item available to any worker that gets the handle's metadata.
 
-        May copy the whole item: call it in a thread. Any number of threads may.
+        May copy the whole item: call it in a thread. Thread-safe.
 
         Raises:
             ArenaFullError: no room for it; send it inline.
             ArenaUnavailableError: the transport was closed.
             NoEncodedFormError: this transport carries no tensors.
-            UnsupportedItemError: the item can't be sent by any transport.
+            UnsupportedItemError: no transport can send the item.
         """
         with stage(f"send_{self.transport}"):
             handle = self._send(mm_hash, item)
@@ -214,24 +206,24 @@ class MmKwargsSender(ABC):
         return handle
 
     def send_held(self, mm_hash: MmHash) -> MediaHandle | None:
-        """Like :meth:`send` for an item that this transport still has: never copies, never
-        waits, so it may be called on the event loop. None if it doesn't have it."""
+        """Send an item that this transport still has, else return None. Never copies nor waits, so
+        it may run on the event loop."""
         handle = self._send_held(mm_hash)
         if handle is not None:
             self.count_sent(handle)
         return handle
 
     def send_encoded(self, mm_hash: MmHash, source: MediaSource) -> MediaHandle | None:
-        """Send a medium as its user sent it, on the event loop; None if this transport carries
+        """Send a medium's encoded file, on the event loop; None if this transport carries
         tensors."""
         return None
 
     def add_offer(self, offer: TransferOffer) -> TransferOffer:
-        """The offer with what this transport offers now, if workers have to prove it."""
+        """Add this transport's present offer, if workers have to prove it."""
         return offer
 
     def proven(self, reply: TransferReply) -> bool:
-        """Whether a worker's answer says that it has read the probe as it is now."""
+        """Return whether a worker's reply proves that it has read the present probe."""
         return False
 
     def count_sent(self, handle: MediaHandle) -> None:
@@ -240,14 +232,14 @@ class MmKwargsSender(ABC):
 
     @abstractmethod
     def _send(self, mm_hash: MmHash, item: MultiModalKwargsItem) -> MediaHandle:
-        """What :meth:`send` does, raising the same. After an error nothing is held."""
+        """Implement :meth:`send`, raising the same. After an error nothing is held."""
 
     def _send_held(self, mm_hash: MmHash) -> MediaHandle | None:
-        """What :meth:`send_held` does. A transport that keeps nothing gives None."""
+        """Implement :meth:`send_held`; None from a transport that keeps nothing."""
         return None
 
     def close(self) -> None:  # noqa: B027  # some hold nothing
-        """Free what the transport holds. Handles that are out go stale for their readers."""
+        """Release all resources. Present handles become stale for their readers."""
 
 
 class MmKwargsReceiver(ABC, Generic[_Metadata]):
@@ -260,43 +252,33 @@ class MmKwargsReceiver(ABC, Generic[_Metadata]):
         self._turns = Turns()
 
     def add_prospects(self, reply: TransferReply) -> TransferReply:
-        """The answer with what this transport says before it was offered: from where the two
-        processes are."""
+        """Add what this transport knows before an offer: the location of both processes."""
         return reply
 
     def obstacle(self, reply: TransferReply) -> str:
-        """Why it leads nowhere, in a sentence, given :meth:`add_prospects`; empty if it may."""
+        """Return why this transport can't work, given :meth:`add_prospects`; empty if it may."""
         return ""
 
     async def accept(self, offer: TransferOffer, reply: TransferReply) -> Accepted | None:
-        """Try what a frontend offers of this transport; None if it offers nothing.
-
-        Cancelling it leaves nothing behind.
-
-        Raises:
-            TransferError: it can't be used here; another transport may.
-            ConfigurationError: likewise.
-        """
+        """Try a frontend's offer of this transport; None if there is none. Cancelling leaves
+        nothing behind. Raises TransferError or ConfigurationError: it can't be used here; another
+        transport may."""
         return None
 
     async def receive(
         self, metadata: TransferMetadata, frames: Sequence[memoryview] = ()
     ) -> Received:
-        """Get an item.
+        """Receive an item. ``frames`` are all frames of the message with the metadata.
 
-        Args:
-            metadata: from the frontend's handle.
-            frames: all frames of the message that carried the metadata.
+        Cancelling leaves nothing behind: the item's memory is freed at once, or when an unstoppable
+        read has ended.
 
         Raises:
             ArenaUnavailableError: the frontend's memory isn't mapped or connected here.
             StaleSegmentError: the handle was released; ask the frontend for the item again.
-            CorruptSegmentError: the bytes are not what the metadata promises.
+            CorruptSegmentError: the bytes do not match the metadata.
             TransferTimeoutError: the bytes did not come in time.
             ArenaFullError: there is no memory for it here.
-
-        Cancelling it leaves nothing behind: memory taken for the item is given back, at
-        once or when a read that can't be stopped has ended.
         """
         await self._turns.mine()
         with stage(f"receive_{self.transport}"):
@@ -310,22 +292,16 @@ class MmKwargsReceiver(ABC, Generic[_Metadata]):
 
     @abstractmethod
     async def _receive(self, metadata: _Metadata, frames: Sequence[memoryview]) -> Received:
-        """What :meth:`receive` does, raising the same and under the same cancellation rule."""
+        """Implement :meth:`receive`, with the same errors and cancellation rule."""
 
     async def close(self) -> None:  # some have none
-        """Let go of all peers. Items that were received stay usable until released.
-
-        Cancelling it may leave memory mapped until the process ends.
-        """
+        """Disconnect all peers. Received items stay usable until released. Cancelling may leave
+        memory mapped until the process ends."""
 
 
 def join_frames(handles: Sequence[MediaHandle]) -> tuple[list[TransferMetadata], list[Buffer]]:
-    """Put the frames of several handles behind each other, in one message.
-
-    Returns:
-        Their metadata, those with frames pointing at where their frames came to lie, and all
-        frames.
-    """
+    """Concatenate the frames of several handles; return their metadata, with updated frame indices,
+    and all frames."""
     metadata: list[TransferMetadata] = []
     frames: list[Buffer] = []
     for handle in handles:

@@ -1,10 +1,9 @@
-"""The keyed checksum of a segment, for networks on which others may write.
+"""Keyed checksum of a segment, for networks with untrusted writers.
 
-AES-256-GCM used as a message authentication code: nobody without the key can make bytes that
-pass, and it costs less than copying them. Each piece of a segment has a tag of its own, so that
-pieces can be checked as they arrive, in any order; the checksum is the tag over these tags. A nonce
-must never come twice under one key: it is made of the generation, which no two segments of an arena
-share, and the number of the piece, and each arena has its own key.
+AES-256-GCM as a message authentication code: bytes without the key never pass, and it costs less
+than copying them. Each piece of a segment has its own tag, so that pieces can be checked in any
+order; the checksum is the tag over these tags. A nonce must be unique per key: it is the
+generation, unique in an arena, and the number of the piece, and each arena has its own key.
 """
 
 import secrets
@@ -27,14 +26,10 @@ _POOL: Final = ThreadPoolExecutor(thread_name_prefix="checksum")
 
 
 class Checksum:
-    """The checksum of one segment, header included, made of its pieces. Any thread may add one;
-    the interpreter's lock is not held while its tag is computed."""
+    """Checksum of one segment, header included, made of its pieces. Thread-safe; tags are computed
+    without the GIL."""
 
     def __init__(self, key: bytes, generation: int, mm_hash: MmHash) -> None:
-        """
-        Args:
-            generation: of the segment.
-        """
         self._cipher = AESGCM(key)
         self._generation = generation
         self._hash = mm_hash
@@ -46,11 +41,8 @@ class Checksum:
         self._tags[number] = self._tag(number, b"", piece)
 
     def digest(self, length: int) -> bytes:
-        """:data:`TAG_SIZE` bytes, once all pieces were added.
-
-        Args:
-            length: bytes of the segment.
-        """
+        """Return :data:`TAG_SIZE` bytes, once all pieces of a segment of ``length`` bytes were
+        added."""
         # The length in front, so that no two segments have the same text.
         text = length.to_bytes(8, "little") + self._hash.encode()
         tags = b"".join(tag for _, tag in sorted(self._tags.items()))
@@ -62,7 +54,7 @@ class Checksum:
 
 
 def checksum(key: bytes, generation: int, mm_hash: MmHash, segment: memoryview) -> bytes:
-    """The checksum of a segment that is there as a whole, half of it by another thread."""
+    """Compute the checksum of a whole segment, half of it in another thread."""
     pieces = Checksum(key, generation, mm_hash)
     starts = piece_starts(segment.nbytes)
 

@@ -1,9 +1,8 @@
-"""Processed media item to bytes and back: one small envelope plus the tensors' own memory.
+"""Processed media item to bytes and back: a small envelope plus the tensors' own memory.
 
-The envelope is msgpack of the types below and of nothing else: no extension types, no names
-of classes or functions, so nothing in it can run code. Not vLLM's own encoding of items,
-because that can be opened to pickle by an environment variable, on either side. Nothing here
-moves bytes: where they lie meanwhile is the transports' business.
+The envelope is msgpack of the types below only: no extension types, no names of classes or
+functions, so it can run no code. vLLM's own encoding of items is unsuitable: an environment
+variable opens it to pickle, on either side. Nothing here moves bytes; the transports do.
 """
 
 import math
@@ -62,7 +61,7 @@ _Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**48)]
 
 
 class _Tensor(msgspec.Struct, array_like=True, tag="tensor", forbid_unknown_fields=True):
-    """A tensor whose bytes are in buffer number ``buffer``, from 1, or here if that is 0."""
+    """A tensor whose bytes are in buffer number ``buffer``, from 1, or inline if that is 0."""
 
     dtype: str
     shape: Annotated[list[_Size], msgspec.Meta(max_length=16)]
@@ -108,12 +107,9 @@ _decoder: Final = msgspec.msgpack.Decoder(dict[str, _Element])
 
 
 def encode(item: MultiModalKwargsItem) -> EncodedItem:
-    """Give an item's bytes without copying its contiguous CPU tensors, which the buffers alias:
-    don't change these before the bytes were sent. Safe to call from several threads at once.
-
-    Raises UnsupportedItemError: the item holds more than tensors, lists of them and numbers, or
-    more of these than workers take.
-    """
+    """Encode an item without copying its contiguous CPU tensors; the buffers alias them until sent.
+    Thread-safe. Raises UnsupportedItemError: the item holds other types than tensors, lists of them
+    and numbers, or more of these than workers take."""
     buffers: list[memoryview] = []
     elements = {
         name: _Element(
@@ -136,11 +132,9 @@ def encode(item: MultiModalKwargsItem) -> EncodedItem:
 
 
 def decode(envelope: Buffer, buffers: Sequence[memoryview]) -> MultiModalKwargsItem:
-    """Build an item over its envelope and buffers, without a copy. These are writable and
-    contiguous, and must stay unchanged as long as the item is in use.
-
-    Raises CorruptSegmentError: the envelope is not one, or does not fit the buffers. Nothing an
-    envelope says can run code or reach outside the buffers.
+    """Build an item over its envelope and buffers, without a copy. Buffers must be writable and
+    contiguous, and unchanged while the item is in use. Raises CorruptSegmentError: the envelope is
+    malformed, or does not fit the buffers. It can neither run code nor reach outside the buffers.
     """
     unused = dict(enumerate(buffers, 1))
     try:
@@ -158,7 +152,7 @@ def decode(envelope: Buffer, buffers: Sequence[memoryview]) -> MultiModalKwargsI
         UnicodeDecodeError,
         RecursionError,
         OverflowError,
-        # How torch refuses a size that it can't count with.
+        # torch raises this for a size that overflows.
         RuntimeError,
     ) as error:
         raise CorruptSegmentError(f"a media item's envelope is unreadable: {error}") from error
@@ -199,14 +193,14 @@ def _tensor_of(tensor: torch.Tensor, buffers: list[memoryview]) -> _Tensor:
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    # NumPy's views cost half of what torch's do, but it doesn't know all dtypes.
+    # NumPy's views cost half of torch's, but it lacks some dtypes.
     if tensor.dtype in _TORCH_ONLY:
         tensor = tensor.view(-1).view(torch.uint8)
     return tensor.numpy().reshape(-1).view(np.uint8).data
 
 
 def _field_of(field: BaseMultiModalField) -> _Batched | _Shared | _Flat:
-    # Exact types: what a subclass adds would be lost.
+    # Exact types: a subclass's additions would be lost.
     kind = type(field)
     if kind is MultiModalBatchedField:
         return _Batched(field.keep_on_cpu)

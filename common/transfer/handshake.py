@@ -1,11 +1,11 @@
-"""What the two sides say about transports when a session opens; JSON on the wire.
+"""Transport negotiation of a session; JSON on the wire.
 
-The frontend offers what it has, the worker answers what it could really use: it has
-read the arena's probe by that transport, not compared host names.
+The frontend offers transports; the worker answers with the ones that it has proven by reading the
+arena's probe, instead of comparing host names.
 
-A frontend starts NIXL only once a worker needs it: the first offer has none unless the frontend
-is told to use nothing else. If the worker can't map the arena and could use NIXL it says so, and
-the frontend offers that in the running session when it is ready.
+NIXL starts only when a worker needs it: the first offer has none unless NIXL is the only allowed
+transport. A worker that can't map the arena but could use NIXL says so. The frontend then offers
+NIXL in the running session once it is ready.
 """
 
 import base64
@@ -29,15 +29,15 @@ LONGEST_REFUSAL: Final = 1024  # characters
 
 
 class NixlOffer(BaseModel):
-    """How to reach a frontend's arena, and how to tell its bytes from others.
+    """Address of a frontend's arena over NIXL, and the proofs of its bytes.
 
     Attributes:
         agent: name of the agent, unique to this run of the process that serves the arena.
-        metadata: :data:`_FORMAT`, then NIXL's own description of how to reach the agent; base64.
+        metadata: :data:`_FORMAT`, then NIXL's description of the agent's address; base64.
         address: of the arena in that process, as registered.
-        arena: what the worker must find there.
-        checksum_key: hexadecimal; keys the checksums in items' metadata. Frontend and workers
-            know it, the processes that hold NIXL agents don't.
+        arena: must be found at the address.
+        checksum_key: hexadecimal; keys the checksums in items' metadata. Frontend and workers know
+            it, the processes with NIXL agents don't.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -54,15 +54,12 @@ class NixlOffer(BaseModel):
 
     @staticmethod
     def pack_metadata(metadata: bytes) -> str:
-        """Agent metadata as it stands in an offer."""
+        """Encode agent metadata for an offer."""
         return _FORMAT + base64.b64encode(metadata).decode()
 
     def unpack_metadata(self) -> bytes:
-        """Agent metadata as NIXL wants it.
-
-        Raises ArenaUnavailableError: the frontend checks segments in another way, or it is no
-        base64.
-        """
+        """Decode agent metadata. Raises ArenaUnavailableError: the frontend checks segments in
+        another way, or it is not base64."""
         if not self.metadata.startswith(_FORMAT):
             raise ArenaUnavailableError(
                 "the frontend checks what NIXL carries in another way; run the same version of "
@@ -75,13 +72,12 @@ class NixlOffer(BaseModel):
 
 
 class TransferOffer(BaseModel):
-    """The frontend's side. The worker tries what is offered in the order of its receivers
-    (``transports.py``) and stops at the first that works. A transport's field bears its name,
-    and is None unless it is offered.
+    """The frontend's offer. The worker tries it in the order of its receivers (``transports.py``),
+    up to the first that works.
 
     Attributes:
-        shm: the arena in shared memory.
-        nixl: the same arena over NIXL.
+        shm: the arena in shared memory; None unless offered.
+        nixl: the same arena over NIXL; None unless offered.
         ipc: the frontend's IPC namespace, see :func:`namespace`.
         loopback: its network namespace, likewise.
     """
@@ -99,7 +95,7 @@ class TransferOffer(BaseModel):
 
 
 def _shown(refusal: str) -> str:
-    """It stands in log lines, and quotes whatever it is about."""
+    """Shorten a refusal to one printable line, for logs: it quotes untrusted text."""
     line = "".join(each if each.isprintable() else " " for each in refusal[:LONGEST_REFUSAL])
     return line if len(refusal) <= LONGEST_REFUSAL else f"{line}..."
 
@@ -108,7 +104,7 @@ _Refusal: TypeAlias = Annotated[str, AfterValidator(_shown)]
 
 
 class TransferReply(BaseModel):
-    """The worker's side.
+    """The worker's reply.
 
     Attributes:
         shm: it mapped the arena and read the probe.
@@ -116,7 +112,7 @@ class TransferReply(BaseModel):
         could_nixl: it would try NIXL if that were offered.
         same_ipc: it is in the frontend's IPC namespace.
         same_loopback: it is in the frontend's network namespace.
-        refusals: why what is offered and not used can't be, in sentences.
+        refusals: reasons why offered transports are not used.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -137,8 +133,8 @@ _reply: Final = TypeAdapter(TransferReply)
 
 
 def namespace(kind: str) -> str:
-    """This process's namespace (``ipc`` or ``net``), told from those of other hosts; empty if that
-    can't be told. It only says whether a transport is worth trying."""
+    """Return a host-unique name of this process's namespace (``ipc`` or ``net``); empty if unknown.
+    Only a hint whether a transport is worth trying."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path(f'/proc/self/ns/{kind}').readlink()}"
@@ -147,7 +143,7 @@ def namespace(kind: str) -> str:
 
 
 def parse_offer(data: bytes) -> TransferOffer:
-    """Read an offer. Raises ProtocolError if it is none."""
+    """Parse an offer. Raises ProtocolError: it is malformed."""
     try:
         return _LIMITS.read(_offer, data)
     except MalformedJsonError as error:
@@ -155,7 +151,7 @@ def parse_offer(data: bytes) -> TransferOffer:
 
 
 def parse_reply(data: bytes) -> TransferReply:
-    """Read a reply. Raises ProtocolError if it is none."""
+    """Parse a reply. Raises ProtocolError: it is malformed."""
     try:
         return _LIMITS.read(_reply, data)
     except MalformedJsonError as error:

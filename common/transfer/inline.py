@@ -1,8 +1,8 @@
-"""No shared memory, no NIXL: the bytes ride on the request plane as frames of their own.
+"""Media in frames of the request plane, without shared memory or NIXL.
 
 ``inline`` carries processed tensors. ``reference``, which ``DYNAMO_DISABLE_NIXL_MM=1`` chooses,
-carries the medium as its user sent it, and the worker processes it: nothing is fetched twice, and
-no second host needs a policy for it.
+carries the encoded file for the worker to process: nothing is fetched twice, and no second host
+needs a fetch policy.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,7 +24,7 @@ from common.transfer.metadata import InlineMetadata, ReferenceMetadata, Transpor
 
 
 class InlineSender(MmKwargsSender):
-    """Gives the tensors' own memory as frames; nothing is copied here."""
+    """Sends the tensors' own memory as frames, without a copy."""
 
     transport: ClassVar[Transport] = "inline"
 

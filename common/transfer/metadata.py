@@ -1,4 +1,4 @@
-"""What travels on the request plane in place of an item's tensors: where they are.
+"""Description of an item on the request plane in place of its tensors.
 
 One model per transport, told apart by ``transport``; JSON on the wire.
 """
@@ -36,7 +36,7 @@ _Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=255)]
 
 
 class ItemMetadata(BaseModel):
-    """What every transport says: the item, and the bytes of its envelope and of each buffer in
+    """Fields of every transport: the item, and the bytes of its envelope and of each buffer in
     order."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -51,13 +51,13 @@ class ItemMetadata(BaseModel):
 
     @property
     def layout(self) -> SegmentLayout:
-        """Where the parts lie if the item is in a segment."""
+        """Layout of the item's segment, if it has one."""
         return SegmentLayout(self.envelope_size, self.buffer_sizes)
 
 
 class ShmMetadata(ItemMetadata):
-    """The item lies in an arena that the worker has mapped: at which offset its header is, from the
-    start, and which generation that must say."""
+    """An item in an arena that the worker has mapped: the offset of its header from the start, and
+    its generation."""
 
     envelope_size: _Envelope
     transport: Literal["shm"] = "shm"
@@ -67,8 +67,8 @@ class ShmMetadata(ItemMetadata):
 
 
 class NixlMetadata(ItemMetadata):
-    """The same in an arena that the worker reads over NIXL. The checksum, in hexadecimal digits, is
-    of the whole segment, keyed as the offer says."""
+    """An item in an arena that the worker reads over NIXL. The hexadecimal checksum covers the
+    whole segment, under the offer's key."""
 
     envelope_size: _Envelope
     transport: Literal["nixl"] = "nixl"
@@ -79,13 +79,13 @@ class NixlMetadata(ItemMetadata):
 
 
 class FramedMetadata(ItemMetadata):
-    """What comes with frames of the message that carries this, from an index on."""
+    """An item in frames of the same message, from ``first_frame`` on."""
 
     first_frame: _Count = 0
 
 
 class InlineMetadata(FramedMetadata):
-    """The item rides in frames: that of the envelope, and one for each buffer."""
+    """One frame for the envelope, and one for each buffer."""
 
     envelope_size: _Envelope
     transport: Literal["inline"] = "inline"
@@ -96,8 +96,8 @@ class InlineMetadata(FramedMetadata):
 
 
 class ReferenceMetadata(FramedMetadata):
-    """The medium itself rides in a frame; the worker has to process it, as the request told the HF
-    processor and the decoder. The partition is part of ``mm_hash``."""
+    """An encoded medium in a frame, with the request's options for the HF processor and the
+    decoder. The partition is part of ``mm_hash``."""
 
     transport: Literal["reference"] = "reference"
     modality: _Name
@@ -119,7 +119,7 @@ def encode_metadata(metadata: TransferMetadata) -> bytes:
 
 
 def decode_metadata(data: bytes | memoryview) -> TransferMetadata:
-    """Metadata from JSON. Raises CorruptSegmentError: it is none, or has values that can't be."""
+    """Parse metadata. Raises CorruptSegmentError: it is malformed, or a value is out of range."""
     try:
         return _LIMITS.read(_adapter, data)
     except MalformedJsonError as error:

@@ -1,4 +1,4 @@
-"""Operations on this process's memory that Python has no call for."""
+"""Memory operations that Python lacks."""
 
 import ctypes
 import logging
@@ -16,10 +16,8 @@ _M_MMAP_THRESHOLD: Final = -3
 
 
 def give_back_large_memory() -> None:
-    """Keep glibc from raising its threshold to 32 MiB when it sees large pieces freed.
-
-    Above it, pictures lie in the heaps of threads, where a small piece behind them keeps them.
-    """
+    """Keep glibc from raising its mmap threshold to 32 MiB when large blocks are freed. Above it,
+    pictures are in threads' heaps, where a small block behind them keeps them."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # another C library has none
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, LARGE)
@@ -46,9 +44,9 @@ def address_of(view: memoryview) -> int:
 
 
 def private_memory(size: int) -> memoryview:
-    """Zeroed memory of this process alone, page-aligned, for a network card to write to."""
+    """Return zeroed, page-aligned, private memory for a network card to write to."""
     area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    # A forked child would otherwise get the pages that the card knows, and we their copies.
+    # A forked child would otherwise get the card's pages, and this process their copies.
     area.madvise(mmap.MADV_DONTFORK)
     try:
         # Saves a good part of a copy's time.
@@ -59,16 +57,11 @@ def private_memory(size: int) -> memoryview:
 
 
 def populate(view: memoryview, *, for_writing: bool) -> bool:
-    """Map all pages now, so that no later access waits for a page fault.
+    """Map all pages of page-aligned memory now, so that no later access faults.
 
-    Runs for about 0.1 s per GB once the memory is allocated, without the interpreter's lock.
-
-    Args:
-        view: page-aligned.
-        for_writing: don't on a private mapping: it would copy every page.
-
-    Returns:
-        False where the kernel (before 5.14) can't; then pages are mapped on first access.
+    Takes about 0.1 s per GB once the memory is allocated, without the GIL. ``for_writing`` on a
+    private mapping would copy every page. Return False where the kernel (before 5.14) can't; then
+    pages are mapped on first access.
     """
     advice = _MADV_POPULATE_WRITE if for_writing else _MADV_POPULATE_READ
     start, size = address_of(view), view.nbytes
@@ -80,11 +73,9 @@ def populate(view: memoryview, *, for_writing: bool) -> bool:
 
 
 class PrivatePages:
-    """Finds and drops the pages of a private mapping that this process wrote to.
-
-    A private copy would hide what the owner writes there later. Nothing here is meant to
-    write; this makes sure that something which does harms nobody but itself.
-    """
+    """Finds and drops written pages of a private mapping. A private copy would hide the owner's
+    later writes. Nothing should write here; this limits the damage of a stray write to its own
+    process."""
 
     def __init__(self) -> None:
         # Missing in a few sandboxes; then every range counts as written to.
@@ -95,20 +86,14 @@ class PrivatePages:
             self._pagemap = None
 
     def close(self) -> None:
-        """Close the kernel's table; dropping goes on without looking first."""
+        """Close the page map; later restores drop pages unconditionally."""
         if self._pagemap is not None:
             os.close(self._pagemap)
             self._pagemap = None
 
     def restore(self, view: memoryview) -> int:
-        """Make all of a range show the owner's bytes again.
-
-        Args:
-            view: page-aligned; takes about 16 us per MB.
-
-        Returns:
-            How many pages were private copies; 0 too where that can't be told.
-        """
+        """Make a page-aligned range show the owner's bytes again, in about 16 us per MB; return the
+        number of private pages, 0 if unknown."""
         address = address_of(view)
         written = self._count_private(address, view.nbytes)
         if written == 0:

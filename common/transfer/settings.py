@@ -1,4 +1,4 @@
-"""How processed media may travel, and over which networks."""
+"""Settings of media transfer and its networks."""
 
 import re
 from typing import Annotated, ClassVar, Literal, Self
@@ -17,7 +17,7 @@ def _word(value: object) -> object:
 
 
 class TransferSettings(FlagSettings):
-    """Two variables whose names operators know from Dynamo."""
+    """Two variables with the names that operators know from Dynamo."""
 
     flag_group: ClassVar[str] = "transfer"
     variables: ClassVar[dict[str, str]] = {
@@ -49,7 +49,7 @@ class TransferSettings(FlagSettings):
 
 
 class NixlSettings(FlagSettings):
-    """Over which networks NIXL may go; nothing but this host unless it is told."""
+    """Networks that NIXL may use; by default only this host."""
 
     flag_group: ClassVar[str] = "NIXL"
     flag_prefix: ClassVar[str] = "nixl-"
@@ -76,13 +76,13 @@ class NixlSettings(FlagSettings):
     @field_validator("interface")
     @classmethod
     def _names_devices(cls, interface: str | None) -> str | None:
-        # "all" is UCX's word for every network there is, and "^" for all but some.
+        # "all" is UCX's word for every network, and "^" for all but some.
         if interface and (not _DEVICES.fullmatch(interface) or interface == "all"):
             raise ValueError("it must name devices")
         return interface or None
 
     def network(self) -> NixlNetwork:
-        """All three in one. Raises ConfigurationError: NIXL can't go over these."""
+        """Combine the three. Raises ConfigurationError: NIXL can't use these networks."""
         network = NixlNetwork(self.interface, self.allow_tcp, narrowed(self.ucx_tls))
         network.transports()
         return network

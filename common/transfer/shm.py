@@ -1,6 +1,6 @@
-"""Same host: the worker maps the frontend's arena and builds tensors over it, no copy.
+"""Same host: the worker maps the frontend's arena and builds tensors over it, without a copy.
 
-Also what the senders of all arena-backed transports share: write once, lease often.
+Also the sender base class of all arena transports: write once, lease often.
 """
 
 import asyncio
@@ -43,14 +43,14 @@ from common.transfer.pages import PrivatePages
 
 
 class ArenaSender(MmKwargsSender):
-    """Sends from an arena, which other senders may share and somebody else closes."""
+    """Sends from an arena, which other senders may share and the caller closes."""
 
     def __init__(self, arena: ArenaAccess, *, on_sent: SentHook | None = None) -> None:
         super().__init__(on_sent=on_sent)
         self.arena = arena
 
     def _send(self, mm_hash: MmHash, item: MultiModalKwargsItem) -> MediaHandle:
-        # An item that is there needn't even be encoded.
+        # An item in the arena needn't even be encoded.
         lease = self.arena.lease(mm_hash) or self.arena.put(mm_hash, encode(item))
         return self._handle(lease)
 
@@ -63,11 +63,11 @@ class ArenaSender(MmKwargsSender):
 
     @abstractmethod
     def _describe(self, lease: Lease) -> TransferMetadata:
-        """Metadata by which the worker's end of this transport finds the segment."""
+        """Return the metadata by which the worker's end finds the segment."""
 
 
 class ShmSender(ArenaSender):
-    """Lends segments of an arena to workers that have it mapped."""
+    """Leases segments of an arena to workers that have it mapped."""
 
     transport: ClassVar[Transport] = "shm"
 
@@ -95,10 +95,6 @@ class ShmReceiver(MmKwargsReceiver[ShmMetadata]):
     metadata_type = ShmMetadata
 
     def __init__(self, directory: Path = SHARED_MEMORY) -> None:
-        """
-        Args:
-            directory: where shared memory is mounted.
-        """
         super().__init__()
         self._directory = directory
         self._mappings: dict[str, ArenaMapping] = {}
@@ -112,11 +108,8 @@ class ShmReceiver(MmKwargsReceiver[ShmMetadata]):
         return Accepted(reply.model_copy(update={"shm": True}), attachment)
 
     async def attach(self, offer: ArenaOffer) -> Attachment:
-        """Map a frontend's arena, unless it is mapped already; until all who attached it have
-        detached. Cancelling it leaves nothing behind.
-
-        Raises ArenaUnavailableError: it can't be read here; another transport may.
-        """
+        """Map a frontend's arena until all attachments are detached. Cancelling leaves nothing
+        behind. Raises ArenaUnavailableError: it can't be read here; another transport may."""
         if not self._is_mapped(offer):
             mapping = await asyncio.to_thread(ArenaMapping.open, offer, self._directory)
             if not self._is_mapped(offer):  # nobody was faster
@@ -124,7 +117,7 @@ class ShmReceiver(MmKwargsReceiver[ShmMetadata]):
         return self._attachments.add(offer.name)
 
     def mapping(self, name: str) -> ArenaMapping:
-        """A frontend's arena. Raises ArenaUnavailableError: it isn't mapped here."""
+        """Return a frontend's arena. Raises ArenaUnavailableError: it isn't mapped here."""
         mapping = self._mappings.get(name)
         if mapping is None:
             raise ArenaUnavailableError(f"the arena {name} isn't mapped here")
@@ -156,13 +149,13 @@ class ShmReceiver(MmKwargsReceiver[ShmMetadata]):
                 check(now)
 
         envelope_view, buffers = layout.split(segment)
-        # Its own copy, since it is parsed after it is checked.
+        # Its own copy, since it is parsed after the check.
         envelope = bytes(envelope_view)
         try:
             check_envelope(envelope, envelope_crc, metadata.mm_hash)
             item = decode(envelope, buffers)
         finally:
-            # Whatever was read above was read from this generation, or this says stale.
+            # Either all reads above saw this generation, or this raises StaleSegmentError.
             verify()
 
         # Whole pages: the rest of the last one belongs to the segment too.

@@ -1,7 +1,6 @@
-"""Every transport that processes of ours use: which ends it has, which one takes an item to a
-worker, and what counts as a fallback.
+"""List of all transports: their ends, the choice for a worker, and what counts as a fallback.
 
-The one place that lists them. Pure: the environment is read where the process starts.
+Pure: the environment is read where the process starts.
 """
 
 from collections.abc import Collection, Sequence
@@ -41,7 +40,7 @@ from common.transfer.shm import ShmReceiver, ShmSender
 
 
 class TransferMode(Enum):
-    """What the operator asked for with ``DYNAMO_MM_TRANSFER``."""
+    """Operator's choice with ``DYNAMO_MM_TRANSFER``."""
 
     AUTO = "auto"
     SHM = "shm"
@@ -51,11 +50,11 @@ class TransferMode(Enum):
 
 @dataclass(frozen=True)
 class TransportChoice:
-    """How items travel to one worker.
+    """Transport of items to one worker.
 
     Attributes:
-        instead_of: the way that was preferred, if it can't be had.
-        reason: short constant that says why; empty if nothing was given up.
+        instead_of: the preferred transport, if unavailable.
+        reason: short constant that says why; empty without a fallback.
     """
 
     transport: Transport
@@ -82,24 +81,24 @@ _UNPROVEN: Final[dict[Transport, str]] = {"shm": "not_readable", "nixl": "not_co
 
 
 def wanted(mode: TransferMode) -> tuple[Transport, ...]:
-    """The transports that a mode would have, those preferred first."""
+    """Return a mode's transports, in order of preference."""
     return _WANTED.get(mode, ())
 
 
 def indispensable(mode: TransferMode) -> tuple[Transport, ...]:
-    """The transport without which a mode means nothing; none if there is a choice."""
+    """Return the only transport of a mode; empty if there is a choice."""
     return wanted(mode) if len(wanted(mode)) == 1 else ()
 
 
 def better(mode: TransferMode, choice: TransportChoice) -> tuple[Transport, ...]:
-    """The transports that a mode prefers to what was chosen."""
+    """Return the transports that a mode prefers to the chosen one."""
     names = wanted(mode)
     return names[: names.index(choice.transport)] if choice.transport in names else names
 
 
 def choose_transport(mode: TransferMode, proven: Collection[Transport]) -> TransportChoice:
-    """Pick the transport for one worker, which has proven some: it has read their probe as it is
-    now."""
+    """Choose the transport for one worker among those ``proven``: it has read their present
+    probe."""
     if mode is TransferMode.DISABLED:
         return TransportChoice("reference")
     names = wanted(mode)
@@ -113,14 +112,10 @@ def choose_transport(mode: TransferMode, proven: Collection[Transport]) -> Trans
 
 
 class SenderSet:
-    """A frontend's senders. Sends each item as chosen, or inline when that fails."""
+    """A frontend's senders: send each item as chosen, or inline if that fails."""
 
     def __init__(self, senders: Sequence[MmKwargsSender]) -> None:
-        """
-        Args:
-            senders: one of each transport in use; the inline one must be among them, to which
-                everything falls back.
-        """
+        """Take one sender per transport; the inline one, as the fallback, is required."""
         self._senders: dict[Transport, MmKwargsSender] = {
             sender.transport: sender for sender in senders
         }
@@ -128,29 +123,27 @@ class SenderSet:
 
     @property
     def certain(self) -> TransportChoice:
-        """What always works."""
+        """The transport that always works."""
         return TransportChoice(self._certain.transport)
 
     def add(self, sender: MmKwargsSender) -> None:
         self._senders[sender.transport] = sender
 
     def add_offers(self, offer: TransferOffer) -> TransferOffer:
-        """The offer with what every transport offers now."""
+        """Add the present offers of all transports."""
         for sender in self._senders.values():
             offer = sender.add_offer(offer)
         return offer
 
     def proven(self, reply: TransferReply) -> list[Transport]:
-        """By which transports a worker has read the probe, as it says."""
+        """Return the transports whose probe a worker has read, by its reply."""
         return [name for name, sender in self._senders.items() if sender.proven(reply)]
 
     def send(
         self, choice: TransportChoice, mm_hash: MmHash, item: MultiModalKwargsItem
     ) -> MediaHandle:
-        """Send an item; blocks as :meth:`MmKwargsSender.send` does. A fallback is no error.
-
-        Raises UnsupportedItemError: the item can't be sent by any transport.
-        """
+        """Send an item; blocks like :meth:`MmKwargsSender.send`. A fallback is no error. Raises
+        UnsupportedItemError: no transport can send the item."""
         if choice.instead_of is not None:
             TRANSFER_FALLBACKS.labels(choice.instead_of, choice.reason).inc()
         try:
@@ -162,8 +155,7 @@ class SenderSet:
     def send_held(
         self, choice: TransportChoice, mm_hash: MmHash, source: MediaSource | None = None
     ) -> MediaHandle | None:
-        """Send an item that needs no copy, on the event loop, or the medium before processing if
-        that stands for it; None if it needs one."""
+        """Send an item, or its encoded file, on the event loop; None if a copy is needed."""
         sender = self._senders[choice.transport]
         encoded = None if source is None else sender.send_encoded(mm_hash, source)
         handle = encoded or sender.send_held(mm_hash)
@@ -177,7 +169,7 @@ class SenderSet:
 
 
 def senders(arena: ArenaAccess | None, mode: TransferMode) -> list[MmKwargsSender]:
-    """A frontend's ends that cost nothing to have; without an arena all is sent inline."""
+    """Return a frontend's senders that start at no cost; without an arena only inline ones."""
     ends: list[MmKwargsSender] = [InlineSender(), ReferenceSender()]
     if arena is not None and "shm" in wanted(mode):
         ends.append(ShmSender(arena))
@@ -187,11 +179,11 @@ def senders(arena: ArenaAccess | None, mode: TransferMode) -> list[MmKwargsSende
 def late_senders(
     arena: ArenaAccess | None, mode: TransferMode, network: NixlNetwork
 ) -> list[LateNixl]:
-    """A frontend's ends that are started once a worker needs them."""
+    """Return a frontend's senders that start once a worker needs them."""
     return [LateNixl(arena, network)] if arena is not None and "nixl" in wanted(mode) else []
 
 
 def receivers(render: Render, nixl: NixlReceiver | None = None) -> list[MmKwargsReceiver[Any]]:
-    """A worker's ends, in the order in which it tries what is offered."""
+    """Return a worker's receivers, in the order in which it tries offers."""
     own = [] if nixl is None else [nixl]
     return [InlineReceiver(), ReferenceReceiver(render), ShmReceiver(), *own]

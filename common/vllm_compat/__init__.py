@@ -1,1 +1,1 @@
-"""What depends on vLLM's version: its platform, flags, arguments, features and patches."""
+"""Code that depends on vLLM's version: platform, flags, arguments, features and patches."""

@@ -1,9 +1,8 @@
-"""Every engine argument of vLLM, in one place each: how frontends come to know of it, or why
-they need not.
+"""Every engine argument of vLLM in one place each: how frontends learn it, or why they need not.
 
-A worker takes all of them. What changes tokens, media, hashes or the treatment of answers must
-be the same in the frontend, or answers are silently wrong; so a new argument of a newer vLLM
-fails a test until somebody has thought about it.
+A worker takes all of them. Arguments that change tokens, media, hashes or the handling of answers
+must agree in the frontend, or answers are silently wrong. So a new argument of a newer vLLM fails a
+test until it is classified.
 """
 
 from collections.abc import Mapping
@@ -169,10 +168,8 @@ IDLE: Mapping[str, str] = MappingProxyType(
 
 
 def check_arguments(args: AsyncEngineArgs) -> None:
-    """Refuse arguments that a frontend couldn't follow.
-
-    Raises ConfigurationError: names the argument and says why.
-    """
+    """Refuse arguments that a frontend couldn't follow. Raises ConfigurationError: names the
+    argument and the reason."""
     for name, reason in REFUSED.items():
         # This plug-in has two names.
         if getattr(args, name) or getattr(args.structured_outputs_config, name, None):
@@ -188,7 +185,8 @@ def check_arguments(args: AsyncEngineArgs) -> None:
 
 
 def check_configuration(config: VllmConfig) -> None:
-    """Refuse what vLLM made of a worker's arguments and environment, as above."""
+    """Refuse a resolved configuration that a frontend couldn't follow. Raises
+    ConfigurationError."""
     _check_connector(config)
     media = config.model_config.multimodal_config
     if media is None:

@@ -1,7 +1,7 @@
-"""What a card says of vLLM's configuration, read from the configuration itself.
+"""Card settings read from vLLM's configuration.
 
-Workers fill their cards with it. Frontends read their own configuration by it too, after they
-have made it from a card, and so find out if the two differ.
+Workers fill their cards with them. A frontend also reads its own configuration, made from a card,
+and compares the two.
 """
 
 import dataclasses
@@ -21,7 +21,8 @@ from common.request_plane.card import (
 
 
 def model_settings(model: ModelConfig) -> ModelSettings:
-    """What decides tokens and media hashes. Text models have vLLM's defaults for media."""
+    """Return the settings that decide tokens and media hashes. Text models have vLLM's defaults for
+    media."""
     media = model.multimodal_config or MultiModalConfig()
     return ModelSettings(
         model=model.model,
@@ -76,7 +77,7 @@ _NOT_POOLING = {
 
 
 def _pooler(config: PoolerConfig | None) -> dict[str, JsonValue] | None:
-    """How it is pooled, as vLLM resolved it; None for models that generate."""
+    """Return the resolved pooling; None for models that generate."""
     if config is None:
         return None
     fields: dict[str, JsonValue] = dataclasses.asdict(config)
@@ -97,7 +98,7 @@ def output_settings(config: VllmConfig) -> OutputSettings:
 
 
 def environment_settings() -> EnvironmentSettings:
-    """What this process was started with, whatever :func:`apply_environment` made of it."""
+    """Return the variables at start, whatever :func:`apply_environment` has changed."""
     started_with = envs.environment_variables
     return EnvironmentSettings(video_loader_backend=started_with["VLLM_VIDEO_LOADER_BACKEND"]())
 
@@ -121,16 +122,16 @@ def prefix_reuse(config: VllmConfig) -> PrefixReuse:
     drafting = config.speculative_config
     return PrefixReuse(
         drops_last_block=drafting is not None and drafting.use_eagle_block_drop(),
-        # The last layer of those of MTP says which group is dropped in, and hardly any has a
-        # window. Else vLLM drops in all groups.
+        # With MTP only the last layer's group drops, and hardly any has a window. Otherwise vLLM
+        # drops in all groups.
         drops_in_windows=drafting is not None and drafting.method != "mtp",
         keeps_tails=config.cache_config.prefix_cache_retention_interval is not None,
     )
 
 
 def embeds_width(config: ModelConfig, modality: str) -> int:
-    """How wide a medium's embeddings are: as the model's own, and for pictures and films of Qwen 3
-    once more for each layer that their encoder's features go to."""
+    """Return the width of a medium's embeddings: the model's, and for pictures and films of Qwen 3
+    once more for each deepstack layer."""
     width = config.get_inputs_embeds_size()
     if modality not in ("image", "video"):
         return width

@@ -1,10 +1,10 @@
-"""Which versions of vLLM this is made for, what they do in different ways, and how each is met.
+"""Supported versions of vLLM, and their differences.
 
-A way is chosen by what is there, never by a version's number: a build between two versions has some
-of the changes. What a version lacks is left alone. Whatever differs is found out by
-``tests/unit/test_vllm_surface.py`` and ``tests/unit/common/test_vllm_features.py``.
+Behaviour is chosen by feature detection, never by version number: a build between two versions has
+some of the changes. A missing feature is left alone. ``tests/unit/test_vllm_surface.py`` and
+``tests/unit/common/test_vllm_features.py`` detect differences.
 
-Imports no more of vLLM than its version: it is asked for before there is a device.
+Imports only vLLM's version: it is needed before there is a device.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ INSTALLED: Final[str] = __version__.partition("+")[0]
 
 
 def server_arguments() -> ModuleType:
-    """vLLM's module that has its server's command line; it moved in 0.33."""
+    """Return vLLM's module with its server's command line; it moved in 0.33."""
     try:
         import vllm.entrypoints.common.cli_args as cli_args
     except ModuleNotFoundError:
@@ -40,11 +40,9 @@ def server_arguments() -> ModuleType:
 
 
 def count_frames_with(count: Callable[[bytes], int]) -> None:
-    """Have the frames of a video be counted so, in this process, where its header does not say.
-
-    From 0.33 on vLLM reads such a video once for that, before it chooses frames; before, it took
-    the first one only.
-    """
+    """Replace vLLM's frame counter for videos without a count in their header, in this process.
+    vLLM 0.33 reads such a video once to count, before it chooses frames; earlier versions took only
+    the first frame."""
     from vllm.multimodal.video_decoders.opencv import OpenCVVideoBackendMixin
 
     if hasattr(OpenCVVideoBackendMixin, "demux_count_frames"):
@@ -52,7 +50,7 @@ def count_frames_with(count: Callable[[bytes], int]) -> None:
 
 
 def reader_of_parts() -> tuple[ModuleType, str]:
-    """vLLM's module that reads the parts of a message, and the name of what does so there."""
+    """Return vLLM's module that reads the parts of a message, and the function's name."""
     try:
         import vllm.renderers.chat_utils.chat_message as newer
     except ModuleNotFoundError:  # before 0.33 it was one file
@@ -64,22 +62,18 @@ def reader_of_parts() -> tuple[ModuleType, str]:
 
 
 def hash_blocks_by_their_own_tokens(config: "VllmConfig") -> None:
-    """Have a block's hash cover the block and what is before it, and nothing that comes after.
-
-    From 0.33 on an engine that drafts hashes the next tokens too, and so need not compute the last
-    block of a hit again. Frontends hash the whole blocks of a prompt, and nothing after them: none
-    of their hashes would be found, and nothing would fail.
+    """Hash blocks without lookahead: a block's hash covers only the block and its predecessors.
+    From 0.33 on a drafting engine hashes the next tokens too, to avoid recomputing the last block
+    of a hit. Frontends hash whole blocks only: none of their hashes would match, without any error.
     """
     if getattr(config, "num_hash_lookahead_tokens", 0):
         config.speculative_config.disable_lookahead_block_hashes = True
 
 
 def forget_evicted_media(renderer: "BaseRenderer") -> None:
-    """Bring a worker's account of its engine's media up to date, as far as the engine has spoken.
-
-    From 0.33 on what an engine turned out to have evicted is forgotten when something is rendered,
-    which workers need never do: a picture would fail for ever. Before, it was forgotten at once.
-    """
+    """Apply the evictions that the engine has reported so far. From 0.33 on vLLM applies them when
+    it renders, which workers may never do: a picture would fail for ever. Earlier versions applied
+    them at once."""
     drain = getattr(renderer, "_drain_mm_cache_invalidations", None)
     if drain is not None:
         drain()
@@ -88,10 +82,8 @@ def forget_evicted_media(renderer: "BaseRenderer") -> None:
 def profiler_options(
     llm: "EngineClient", options: ProfilerOptions | None
 ) -> dict[str, ProfilerOptions]:
-    """How to tell an engine more of a profile than its prefix and length, from 0.33 on.
-
-    Raises OperationRefusedError: it can't be told.
-    """
+    """Return options for a profile, supported from 0.33 on. Raises OperationRefusedError: this vLLM
+    takes none."""
     if options is None:
         return {}
     if "profiler_kwargs" not in signature(llm.start_profile).parameters:

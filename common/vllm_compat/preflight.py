@@ -1,12 +1,11 @@
-"""What is done before vLLM is imported: choose the device, and look at the model's files.
+"""Checks before vLLM is imported: choose the device, and inspect the model's files.
 
-Standard library only, since launch scripts ask too. What is seen here is told in a sentence at
-once; vLLM finds it out after ten seconds and more, with a traceback.
+Standard library only, since launch scripts use it too. Faults found here are reported at once in a
+sentence; vLLM needs ten seconds and more, and a traceback.
 
-vLLM decides on its platform by its build and by the devices that it sees, when the platform is
-first asked for: the CPU in a frontend, an accelerator in a worker of the CUDA build. The CUDA build
-on a machine without a GPU finds no platform at all, and then can't even make its parser of
-arguments.
+vLLM chooses its platform on first use, by its build and the visible devices: the CPU in a frontend,
+an accelerator in a worker of the CUDA build. Without a GPU the CUDA build finds no platform, and
+can't even make its argument parser.
 """
 
 import difflib
@@ -19,11 +18,11 @@ from typing import Final
 from common.errors import NoDeviceError
 
 CPU_ONLY: Final = {
-    # vLLM takes this as an order, whatever it was built for and whatever devices there are. On
-    # the platform of a GPU vLLM asks the driver for each device, and may choose kernels for it.
+    # vLLM takes this as an order, whatever its build and devices. On a GPU platform vLLM asks the
+    # driver for each device, and may choose kernels for it.
     "VLLM_TARGET_DEVICE": "cpu",
     # For other libraries: PyTorch, decoders of films, UCX. A CUDA context costs hundreds of MiB of
-    # the memory that an engine on that GPU counts on.
+    # an engine's GPU memory.
     "CUDA_VISIBLE_DEVICES": "",
 }
 """Environment of a process that computes nothing on a device."""
@@ -33,28 +32,23 @@ _HIDDEN: Final = ("", "-1")
 
 
 def use_cpu_only() -> None:
-    """Keep this process, and all that it starts, off any accelerator.
-
-    Call it before vLLM is imported. Prompts, media and hashes come out as on a worker's GPU: what
-    depends on the platform is on the worker's card, and the configuration that a frontend makes of
-    the card is compared with the card.
-    """
+    """Keep this process and its children off any accelerator. Call it before vLLM is imported.
+    Prompts, media and hashes are the same as on a worker's GPU: platform-dependent settings are on
+    the worker's card, and the frontend compares its configuration with the card."""
     os.environ.update(CPU_ONLY)
 
 
 def platform_name() -> str:
-    """Return what vLLM computes on in this process, ``cpu`` at a frontend."""
+    """Return vLLM's device type in this process, ``cpu`` at a frontend."""
     from vllm.platforms import current_platform
 
     return str(current_platform.device_type or "none")
 
 
 def check_device() -> None:
-    """Check that an engine of the installed build could start here.
-
-    Raises NoDeviceError: the build needs a device, and none is visible.
-    """
-    # Not above: frontends call the other function before vLLM is imported.
+    """Check that an engine of the installed build could start here. Raises NoDeviceError: it needs
+    a device, and none is visible."""
+    # Not above: frontends call use_cpu_only before vLLM is imported.
     from vllm.platforms import current_platform
 
     from common.vllm_compat.features import INSTALLED
@@ -89,8 +83,8 @@ _LFS: Final = b"version https://git-lfs"
 
 
 def fault_of(model: str, given: Iterable[str] = ()) -> str | None:
-    """Return what is wrong with a model's directory, given the names of the engine arguments beside
-    it, or None if nothing can be seen. Names of models are left to the hub."""
+    """Return the fault of a model's directory, None if none is visible. ``given`` names the engine
+    arguments. Names of hub models are not checked."""
     if not model.strip():
         return "the model is empty: name a directory, or a model of the Hugging Face hub"
     path = Path(model)
@@ -108,8 +102,8 @@ def fault_of(model: str, given: Iterable[str] = ()) -> str | None:
 
 
 def model_in(argv: Sequence[str]) -> tuple[str, frozenset[str]] | None:
-    """Return the model of a worker's command line and the names of its flags, or None unless they
-    are plain to see: a file of flags may say more."""
+    """Return the model and the flag names on a worker's command line; None if a file of flags may
+    say more."""
     flags = {
         word.partition("=")[0].lstrip("-").replace("-", "_") for word in argv if word[:1] == "-"
     }
@@ -160,7 +154,7 @@ def _any(path: Path, patterns: Iterable[str]) -> bool:
 
 
 def _model_below(path: Path) -> str:
-    """As in the hub's cache, where it is in snapshots/REVISION."""
+    """Suggest a directory below: in the hub's cache the model is in snapshots/REVISION."""
     for pattern in ("*/config.json", "snapshots/*/config.json", "*/snapshots/*/config.json"):
         for found in sorted(path.glob(pattern)):
             return f"; did you mean {found.parent}?"

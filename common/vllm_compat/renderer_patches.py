@@ -1,8 +1,8 @@
-"""All that is replaced on vLLM's renderer and its media processor, on both sides.
+"""All replacements on vLLM's renderer and its media processor, on both sides.
 
-Nothing else assigns to them. Whoever has the logic offers it here: the frontend's processing of
-media, the worker's hashes. Both sides count the runs of the Hugging Face processor, so that anyone
-can see that an item is processed once and by the frontend.
+No other module assigns to them. The frontend passes its media processing, the worker its hashes.
+Both count the Hugging Face processor's runs, as a proof that each item is processed once, by the
+frontend.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -22,20 +22,20 @@ from common.observability.telemetry import HF_PROCESSOR_RUNS
 
 
 class HfProcessorRuns:
-    """The count of one renderer's processor since the start. Text-only models never count."""
+    """Processor runs of one renderer since the start. Text-only models have none."""
 
     def __init__(self, *, side: str, worker_id: WorkerId | None) -> None:
-        """Start from none; the side (``frontend`` or ``worker``) and a worker's id are labels."""
+        """Start from zero; ``side`` (``frontend`` or ``worker``) and the worker's id are labels."""
         self.total = 0
         self._gauge = HF_PROCESSOR_RUNS.labels(side, worker_id or "")
 
     def reset(self) -> None:
-        """Start again from none, so that warm-up is left out."""
+        """Reset to zero, to exclude the warm-up."""
         self._gauge.dec(self.total)
         self.total = 0
 
     def add(self, runs: int) -> None:
-        """Count runs, here or by another process on this one's behalf."""
+        """Count runs of this process, or of another one on its behalf."""
         self.total += runs
         self._gauge.inc(runs)
 
@@ -51,7 +51,7 @@ Tokenize: TypeAlias = Callable[[TextPrompt, TokenizeParams], Awaitable[TokensPro
 
 
 class MediaProcess(Protocol):
-    """Takes the place of the renderer's ``_process_multimodal_async``, on the event loop."""
+    """Replacement of the renderer's ``_process_multimodal_async``, on the event loop."""
 
     async def __call__(
         self,
@@ -63,7 +63,7 @@ class MediaProcess(Protocol):
         *,
         skip_mm_cache: bool = False,
     ) -> Any:
-        """A prompt with its media, as vLLM's renderer has it."""
+        """Return a prompt with its media, as vLLM's renderer does."""
         ...
 
 
@@ -75,20 +75,18 @@ def patch_renderer(
     cache: BaseMultiModalProcessorCache | None = None,
     process: MediaProcess | None = None,
 ) -> None:
-    """Replace what is ours to do. Once for each renderer; nothing for text-only models.
+    """Replace our parts of a renderer, once; do nothing for text-only models.
 
-    The order is that of what relies on what: ``process`` comes last, because it has vLLM
-    process media over ``cache``, whose items are known by ``hashes``, and that runs the Hugging
-    Face processor, which is counted. No replacement wraps another one.
-
-    Everything is replaced on the instance: vLLM makes other processors of the same class, for
-    its own profiling.
+    The order follows the dependencies: ``process`` comes last, because it has vLLM process media
+    over ``cache``, whose keys are ``hashes``, which runs the counted processor. No replacement
+    wraps another one. Only the instance is changed: vLLM creates other processors of the class, for
+    profiling.
 
     Args:
-        runs: counts from now on, so warm-up that is over is left out.
-        hashes: of media that vLLM processes; without them, its own.
-        cache: instead of both of the renderer's, which are closed.
-        process: instead of the renderer's own processing of a prompt's media.
+        runs: counts from now on, without a finished warm-up.
+        hashes: of media that vLLM processes; by default its own.
+        cache: replaces both of the renderer's, which are closed.
+        process: replaces the processing of a prompt's media.
     """
     processor = renderer.mm_processor
     if processor is None:
@@ -108,12 +106,12 @@ def patch_renderer(
 def replace_threads(
     renderer: BaseRenderer, media: Executor, make_text_threads: Callable[[], Executor]
 ) -> None:
-    """Replace the threads of a renderer, which nobody watches. Before anything uses them.
+    """Replace the threads of a renderer, which have no watchdog, before their first use.
 
     Args:
-        media: one thread, in place of that for its processor.
-        make_text_threads: makes those in which chats become text and text becomes tokens. vLLM
-            abandons them where a chat's template takes too long, and goes on with others.
+        media: one thread, for the processor.
+        make_text_threads: makes threads for templates and tokenization. vLLM abandons them if a
+            chat template takes too long, and asks for others.
     """
     renderer._mm_executor.shutdown(wait=False)
     renderer._mm_executor = media
@@ -129,29 +127,28 @@ def replace_threads(
 
 
 def replace_tokenizing(renderer: BaseRenderer, tokenize: Tokenize) -> None:
-    """Replace how the renderer makes tokens of one text, for all routes."""
+    """Replace the tokenization of one text, for all routes."""
     renderer._tokenize_prompt_async = tokenize
 
 
 def replace_messages(
     renderer: BaseRenderer, now: Callable[..., Any], later: Callable[..., Awaitable[Any]]
 ) -> None:
-    """Replace how a renderer turns the messages of a chat into a prompt, now and asynchronously.
-    Once."""
+    """Replace the rendering of chat messages, synchronous and asynchronous, once."""
     for name, ours in (("render_messages", now), ("render_messages_async", later)):
         assert name not in vars(renderer), f"{name} is replaced already"
         setattr(renderer, name, ours)
 
 
 def replace_template(renderer: BaseRenderer, apply: Callable[..., Awaitable[Any]]) -> None:
-    """Replace how a renderer applies a chat template. Once."""
+    """Replace the application of a chat template, once."""
     renderer._apply_chat_template_async = apply
 
 
 def _count_runs(processor: BaseMultiModalProcessor[Any], runs: HfProcessorRuns) -> None:
-    """Where media are sorted for the Hugging Face processor: many models call it in ways of their
-    own, some of them for each frame, but all of them sort first and call it for what is there. So
-    this is also where nothing but decoded media may pass."""
+    """Count runs and refuse undecoded media where media are sorted for the Hugging Face processor.
+    Many models call the processor in their own way, some for each frame, but all sort media first.
+    """
     original = processor._get_hf_mm_inputs
 
     def counted(mm_items: Any, hf_kwargs: Mapping[str, object]) -> Any:

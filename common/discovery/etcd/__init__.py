@@ -1,7 +1,7 @@
-"""Discovery in an etcd cluster: one key per incarnation of a worker, which goes with a lease.
+"""Discovery in an etcd cluster: one key per incarnation of a worker, under a lease.
 
-For fleets of several hosts. Whoever may write below the prefix decides which workers frontends
-connect to, so strangers need to be kept out by etcd's own users, or by a fleet key.
+For fleets of several hosts. Write access below the prefix decides which workers frontends connect
+to: restrict it by etcd's users, or use a fleet key.
 """
 
 from common.discovery.etcd.discovery import EtcdDiscovery

@@ -1,7 +1,7 @@
 """An etcd cluster over gRPC: one member at a time, the next one when that fails.
 
-The calls themselves are made by gRPC and by the stubs that aetcd generates from etcd's own
-definitions. aetcd's client is not used, since it knows neither TLS nor several members.
+Calls use gRPC and aetcd's stubs, generated from etcd's definitions. aetcd's own client supports
+neither TLS nor several members.
 """
 
 import asyncio
@@ -47,8 +47,8 @@ _OLD_TOKEN: Final = "etcdserver: revision of auth store is old"
 
 
 class EtcdRefusedError(DiscoveryError):
-    """etcd understood what was asked, and said no: since there is no such thing (a lease that is
-    over, for example), or one already."""
+    """etcd refused a valid request: no such object (an expired lease, for example), or a
+    duplicate."""
 
     def __init__(self, error: grpc.aio.AioRpcError) -> None:
         super().__init__(f"etcd refuses: {error.details()}")
@@ -57,7 +57,7 @@ class EtcdRefusedError(DiscoveryError):
 
 
 class Stored(NamedTuple):
-    """A key, the revision at which it was put last, and what lies there."""
+    """A key, the revision of its last put, and its value."""
 
     key: bytes
     revision: int
@@ -66,11 +66,11 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True)
 class EtcdAccess:
-    """Where a cluster is (``HOST:PORT`` of its members), and what it wants to see.
+    """Members of a cluster as ``HOST:PORT``, and the credentials.
 
     Attributes:
-        ca: certificates of those who may have signed the members'; None for no TLS.
-        certificate, key: our own, for members that want one.
+        ca: certificates of authorities that signed the members'; None for no TLS.
+        certificate, key: our own, for members that ask for one.
         user, password_file: for a cluster with authentication.
     """
 
@@ -83,8 +83,6 @@ class EtcdAccess:
 
 
 class _Member:
-    """A connection to one member."""
-
     def __init__(self, channel: grpc.aio.Channel, token: str | None) -> None:
         self.channel = channel
         self.metadata: tuple[tuple[str, str], ...] = () if token is None else (("token", token),)
@@ -93,10 +91,8 @@ class _Member:
 
 
 class EtcdClient:
-    """For one event loop. Connects when it is first asked for something.
-
-    All methods raise DiscoveryError if no member answers.
-    """
+    """etcd client for one event loop; connects on first use. All methods raise DiscoveryError if no
+    member answers."""
 
     def __init__(self, access: EtcdAccess) -> None:
         self._access = access
@@ -106,8 +102,7 @@ class EtcdClient:
         self._connecting = asyncio.Lock()
 
     async def revisions(self, prefix: bytes) -> AsyncGenerator[list[tuple[bytes, int]], None]:
-        """All keys that begin with a prefix, page by page, each with the revision at which it was
-        put last."""
+        """Yield pages of all keys with a prefix, each with the revision of its last put."""
         start = prefix
         while True:
             request = rpc.RangeRequest(
@@ -120,7 +115,7 @@ class EtcdClient:
             start = answer.kvs[-1].key + b"\0"
 
     async def read(self, keys: Sequence[bytes]) -> list[Stored]:
-        """Return what lies under some keys, as far as they are there."""
+        """Return the keys that exist, with their values."""
         reads = [rpc.RequestOp(request_range=rpc.RangeRequest(key=key)) for key in keys]
         request = rpc.TxnRequest(success=reads)
         answer = await self._call(lambda member: member.kv.Txn, request)
@@ -131,8 +126,8 @@ class EtcdClient:
         ]
 
     async def grant(self, lease: int, ttl_s: int) -> None:
-        """Make a lease, which lives so long without :meth:`keep_alive` at least. The caller draws
-        its id, so that it can be revoked whatever happens."""
+        """Create a lease of at least ``ttl_s`` seconds. The caller draws the id, so that it can
+        always revoke the lease."""
         request = rpc.LeaseGrantRequest(ID=lease, TTL=ttl_s)
         try:
             await self._call(lambda member: member.lease.LeaseGrant, request)
@@ -141,7 +136,7 @@ class EtcdClient:
                 raise
 
     async def keep_alive(self, lease: int) -> bool:
-        """Renew a lease; False if it is over."""
+        """Renew a lease; return False if it has expired."""
 
         async def call(member: _Member) -> bool:
             stream = member.lease.LeaseKeepAlive(timeout=CALL_S, metadata=member.metadata)
@@ -166,19 +161,17 @@ class EtcdClient:
                 raise
 
     async def check_put(self, key: bytes) -> None:
-        """Try whether we may put a value, without doing it; raise DiscoveryError if not."""
-        # The permission is looked at first, and no key has a version below 0.
+        """Check the permission to put a key, without a put. Raises DiscoveryError: it is
+        missing."""
+        # etcd checks the permission first, and no key has a version below 0.
         never = rpc.Compare(key=key, target=rpc.Compare.VERSION, result=rpc.Compare.LESS, version=0)
         put = rpc.RequestOp(request_put=rpc.PutRequest(key=key))
         request = rpc.TxnRequest(compare=[never], success=[put])
         await self._call(lambda member: member.kv.Txn, request)
 
     async def put(self, key: bytes, value: bytes, lease: int, unless: int) -> int:
-        """Put a value with a lease, unless it lies there already: as of the revision of our last
-        put. Return the revision at which the key was put, now or then.
-
-        Raises EtcdRefusedError: the lease is over, for example.
-        """
+        """Put a value under a lease, unless the key is still at revision ``unless``, our last put;
+        return the key's revision. Raises EtcdRefusedError: the lease has expired, for example."""
         put = rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=value, lease=lease))
         request = rpc.TxnRequest(success=[put])
         if unless:
@@ -190,7 +183,7 @@ class EtcdClient:
         return unless if answer.succeeded and unless else int(answer.header.revision)
 
     async def close(self) -> None:
-        """Let go of the connection. It comes again if something is asked."""
+        """Close the connection. The next call reconnects."""
         async with self._connecting:
             self._next_member()
             await self._close_old()
@@ -201,8 +194,7 @@ class EtcdClient:
         )
 
     async def _ask(self, call: Callable[[_Member], Awaitable[_Answer]]) -> _Answer:
-        """Ask one member after the other, each once and the first one twice, since it may not
-        have taken a token that has run out."""
+        """Try each member once and the first one twice: it may have refused an expired token."""
         failed: DiscoveryError | None = None
         for _ in range(len(self._access.endpoints) + 1):
             try:
@@ -217,7 +209,7 @@ class EtcdClient:
             except asyncio.CancelledError as error:
                 if is_cancelled():
                     raise
-                # gRPC cancels the calls of a connection that is closed.
+                # gRPC cancels the calls of a closed connection.
                 raise DiscoveryError("the connection to etcd was closed") from error
         assert failed is not None
         raise failed
@@ -249,7 +241,7 @@ class EtcdClient:
             return self._member
 
     async def _connect(self, endpoint: str) -> _Member:
-        # Read anew each time, so that certificates and passwords can be replaced.
+        # Read at each connect, so that certificates and passwords can be replaced.
         secrets = await asyncio.to_thread(_Secrets.read, self._access)
         if self._access.ca is None:
             channel = grpc.aio.insecure_channel(endpoint, options=_CHANNEL_OPTIONS)
@@ -268,7 +260,7 @@ class EtcdClient:
 
 
 class _Secrets(NamedTuple):
-    """What lies in the files that an access names."""
+    """Contents of the files that an access names."""
 
     ca: bytes | None
     certificate: bytes | None
@@ -277,9 +269,9 @@ class _Secrets(NamedTuple):
 
     @classmethod
     def read(cls, access: EtcdAccess) -> "_Secrets":
-        """Raises OSError, or DiscoveryError if something is not what it should be."""
+        """Read the files. Raises OSError, or DiscoveryError: a file has the wrong content."""
         paths = (access.ca, access.certificate, access.key)
-        # Read before they are checked: OpenSSL doesn't say which file is not there.
+        # Read before the check: OpenSSL doesn't say which file is missing.
         ca, certificate, key = (None if path is None else path.read_bytes() for path in paths)
         _check_certificates(access)
         password = b"" if access.password_file is None else access.password_file.read_bytes()
@@ -291,8 +283,8 @@ class _Secrets(NamedTuple):
 
 
 def _check_certificates(access: EtcdAccess) -> None:
-    """gRPC would print what it thinks of them, again and again, and say only that it fails. Raises
-    DiscoveryError or OSError."""
+    """Check certificates here: gRPC would log its errors repeatedly and report only a failure.
+    Raises DiscoveryError or OSError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         if access.ca is not None:
@@ -301,7 +293,7 @@ def _check_certificates(access: EtcdAccess) -> None:
         raise DiscoveryError(f"{access.ca} holds no certificates") from None
     try:
         if access.certificate is not None:
-            # A key that is encrypted is no good without a password, which none is asked for.
+            # Fails for an encrypted key instead of prompting for its password.
             context.load_cert_chain(access.certificate, access.key, password="")
     except ssl.SSLError:
         raise DiscoveryError(
@@ -310,5 +302,5 @@ def _check_certificates(access: EtcdAccess) -> None:
 
 
 def _end_of(prefix: bytes) -> bytes:
-    """The first key after all that begin with a prefix, whose last byte is not 255."""
+    """Return the first key behind all keys with a prefix, whose last byte is not 255."""
     return prefix[:-1] + bytes([prefix[-1] + 1])

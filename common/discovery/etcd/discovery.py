@@ -1,4 +1,5 @@
-"""Cards as keys of etcd: a worker puts one under a lease, frontends poll all below a prefix."""
+"""Cards as keys of etcd: a worker puts one under a lease, frontends poll all keys below a
+prefix."""
 
 import asyncio
 import logging
@@ -29,7 +30,7 @@ _INCARNATION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 def key_of(prefix: str, worker_id: WorkerId, incarnation: Incarnation) -> bytes:
-    """The key of a card. Raises DiscoveryError: the worker's id can't be part of one."""
+    """Return the key of a card. Raises DiscoveryError: the worker's id can't be part of one."""
     if not _WORKER_ID.fullmatch(worker_id) or not _INCARNATION.fullmatch(incarnation):
         raise DiscoveryError(
             f"worker id {worker_id!r} can't be part of a key: use letters, digits, '.', '_', '-'"
@@ -38,7 +39,7 @@ def key_of(prefix: str, worker_id: WorkerId, incarnation: Incarnation) -> bytes:
 
 
 def named_by(prefix: str, key: bytes) -> tuple[WorkerId, Incarnation] | None:
-    """Whose card a key is for; None if it is not named as one."""
+    """Return the worker and incarnation in a key; None if it is not named like a card."""
     rest = key.removeprefix(f"{prefix}/".encode())
     worker_id, _, incarnation = rest.decode(errors="replace").partition("/")
     if not _WORKER_ID.fullmatch(worker_id) or not _INCARNATION.fullmatch(incarnation):
@@ -103,21 +104,21 @@ class EtcdCardPublisher(RenewedPublisher):
     async def _remove(self) -> None:
         async with self._one_at_a_time:
             if self._lease:
-                # A put that was given up under way finds no lease, so it does nothing.
+                # A put that was cancelled midway finds no lease, so it does nothing.
                 await self._client.revoke(self._lease)
 
     async def _close(self) -> None:
         await self._client.close()
 
     def _has_left(self) -> bool:
-        """It may have done so during an await."""
+        """Read ``withdrawn`` again: an await may have changed it, unknown to mypy."""
         return self.withdrawn
 
     async def _put(self) -> None:
-        """Put the card, with a new lease if there is none or it is over."""
+        """Put the card, with a new lease if there is none or it has expired."""
         for last in (False, True):
             if not self._lease:
-                # Known before it is asked for, so that it can be revoked in any case.
+                # Drawn before the request, so that it can be revoked in any case.
                 self._lease = secrets.randbits(62) + 1
                 await self._client.grant(self._lease, LEASE_S)
             try:
@@ -146,8 +147,6 @@ class EtcdCardPublisher(RenewedPublisher):
 
 
 class CardKeys(Place):
-    """The keys below a prefix."""
-
     def __init__(self, client: EtcdClient, prefix: str) -> None:
         self.poll_s = POLL_S
         self._client = client
@@ -167,7 +166,7 @@ class CardKeys(Place):
     async def read(self, entries: Sequence[Entry]) -> Sequence[Entry]:
         by_key = {entry.name.encode(): entry for entry in entries}
         return [
-            # Of a value that is too large as much is kept as says so.
+            # Keep just enough of an oversized value to detect its size.
             by_key[each.key]._replace(version=each.revision, content=each.value[:_ENOUGH])
             for each in await self._client.read(list(by_key))
         ]
@@ -186,8 +185,6 @@ _OPTIONS: Final = ("ca", "certificate", "key", "user", "password-file")
 
 @dataclass(frozen=True)
 class EtcdDiscovery(Discovery):
-    """Keys below a prefix."""
-
     form: ClassVar[str] = "etcd://host:2379,host:2379/prefix"
 
     access: EtcdAccess

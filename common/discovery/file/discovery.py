@@ -40,12 +40,13 @@ class CardDirectory(Place):
 
     def _list(self) -> list[Entry]:
         if self._to_make:
-            # So that nobody else makes it first. Where we can't, a worker may.
+            # Created here so that no other user creates it first. If that fails, a worker may
+            # succeed.
             self._to_make = False
             with contextlib.suppress(OSError), opened(self._directory, create=True):
                 pass
         try:
-            # Without the directory there are no cards; workers make it again.
+            # Without the directory there are no cards; workers create it again.
             with contextlib.suppress(FileNotFoundError), opened(self._directory) as directory:
                 names = os.listdir(directory)  # noqa: PTH208  # a descriptor
                 found = (
@@ -70,8 +71,6 @@ class CardDirectory(Place):
 
 @dataclass(frozen=True)
 class FileDiscovery(Discovery):
-    """A directory of cards."""
-
     form: ClassVar[str] = "file:///absolute/directory"
 
     directory: Path

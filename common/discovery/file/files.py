@@ -1,8 +1,7 @@
-"""The files in which cards lie: what they are called, how they are read and written, and where.
+"""Card files: their names, safe reading and writing, and the trusted directory.
 
-They lie in a directory into which nobody else can put anything. Whoever can write to a directory on
-the way can put another one in its place, so the way is walked step by step, relative to what was
-opened and checked before.
+Other users can't write to the directory. A user who can write to a parent could replace it, so the
+path is walked step by step, each step relative to a checked descriptor.
 """
 
 import contextlib
@@ -26,18 +25,18 @@ _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 def open_private(path: Path, *, create: bool) -> int:
-    """A descriptor of a directory that is ours or root's; the caller closes it.
+    """Open a directory owned by this user or root; the caller closes the descriptor.
 
     Args:
-        path: links on the way are followed if they are ours or root's; it must not be one itself.
-        create: make what is missing, with mode 0700.
+        path: links on the way are followed if ours or root's; the last part must not be one.
+        create: create missing directories, with mode 0700.
 
     Raises:
-        DiscoveryError: others could put something in there; says what to do.
-        FileNotFoundError: it isn't there, and is not to be made.
-        OSError: it can't be opened or made.
+        DiscoveryError: other users could write there; says what to do.
+        FileNotFoundError: it does not exist, and ``create`` is off.
+        OSError: it can't be opened or created.
     """
-    # Not asked for needlessly: the working directory may have been removed since the start.
+    # Only for a relative path: the working directory may have been removed since the start.
     todo = deque((path if path.is_absolute() else Path.cwd() / path).parts[1:])
     links = 0
     here = _root()
@@ -96,7 +95,8 @@ def _step(here: int, name: str, *, create: bool) -> int:
 
 
 def _check_way(path: Path, at: Path, status: os.stat_result) -> None:
-    """Others may have things of their own on the way, as in /tmp, but must not replace ours."""
+    """Refuse a parent in which other users could replace our files; /tmp with its sticky bit
+    passes."""
     movable = status.st_mode & _OTHERS_WRITE and not status.st_mode & stat.S_ISVTX
     if movable or not _is_trusted(status.st_uid):
         raise _refusal(path, _described(at, status))
@@ -108,8 +108,8 @@ def _is_trusted(user: int) -> bool:
 
 @cache
 def _unmapped_user() -> int | None:
-    """The user to whom everything of users unknown in this user namespace seems to belong,
-    root of the host among them; None where all users are known."""
+    """Return the user id that stands for all users unknown in this namespace, the host's root among
+    them; None if all are known."""
     with Path("/proc/self/uid_map").open() as file:
         if sum(int(line.split()[2]) for line in file) >= 2**32 - 1:
             return None
@@ -133,12 +133,12 @@ CARD_NAME: Final = re.compile(
 )
 UNFINISHED: Final = ".new"
 
-# Links are not followed, and pipes not waited for.
+# Does not follow links, nor wait for pipes.
 READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class Version(NamedTuple):
-    """What changes about a file whenever its lease is renewed."""
+    """File metadata that changes with every renewal of the lease."""
 
     inode: int
     modified_ns: int
@@ -151,7 +151,7 @@ class Version(NamedTuple):
 
 
 def look_at(directory: int, name: str) -> Entry | None:
-    """Return what lies under a name; None if it is gone."""
+    """Return the entry of a name; None if it is gone."""
     if not CARD_NAME.fullmatch(name):
         return Entry(name, None, Odd("name", "it is not named WORKER_ID.INCARNATION.json"))
     try:
@@ -179,7 +179,7 @@ def _judged(name: str, status: os.stat_result) -> tuple[WorkerId, Incarnation] |
 
 
 def read(directory: int, entry: Entry) -> Entry | None:
-    """Return it with its content; None if it is gone."""
+    """Return the entry with its content; None if it is gone."""
     try:
         with os.fdopen(os.open(entry.name, READ, dir_fd=directory), "rb") as file:
             status = os.fstat(file.fileno())
@@ -194,10 +194,10 @@ def read(directory: int, entry: Entry) -> Entry | None:
 
 
 def write(directory: int, name: str, content: bytes) -> Version:
-    """Write a file that nobody ever sees half of."""
+    """Write a file atomically: readers never see a part of it."""
     unfinished = f".{name}{UNFINISHED}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    # What an earlier try left, or somebody put there: a pipe would be waited for.
+    # An earlier try or another user may have left a file: opening a pipe would block.
     with contextlib.suppress(FileNotFoundError):
         os.unlink(unfinished, dir_fd=directory)
     try:

@@ -1,4 +1,4 @@
-"""A worker's side: one card as a file, touched as long as the worker lives."""
+"""A worker's side: one card as a file, touched while the worker lives."""
 
 import asyncio
 import contextlib
@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 
 class CardFile:
-    """The file of a publisher. Its methods run in threads, one at a time, since a thread goes
-    on when whoever waits for it is cancelled."""
+    """File of a publisher. Its methods run in threads, one at a time: a thread continues when its
+    waiter is cancelled."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -34,13 +34,13 @@ class CardFile:
         self._removed = False
 
     def check(self) -> None:
-        """Raises OSError or DiscoveryError if no file can be written here."""
+        """Raise OSError or DiscoveryError if no file can be written here."""
         with opened(self._directory, create=True) as directory:
             if not os.access(".", os.W_OK | os.X_OK, dir_fd=directory, effective_ids=True):
                 raise DiscoveryError(f"nothing can be written to {self._directory}")
 
     def write(self, name: str, content: bytes) -> None:
-        """Write the file, now or with the next renewal that succeeds."""
+        """Write the file, now or with the next successful renewal."""
         with self._one_at_a_time:
             if self._removed:
                 return
@@ -49,7 +49,7 @@ class CardFile:
                 self._written = write(directory, name, content)
 
     def renew(self) -> None:
-        """Touch the file; write it again if it is not as we left it."""
+        """Touch the file; write it again if it has changed."""
         with self._one_at_a_time:
             if self._removed or not self._name:
                 return
@@ -72,7 +72,7 @@ class CardFile:
                 os.unlink(self._name, dir_fd=directory)
 
     def _touched(self, directory: int) -> bool:
-        """Renew the lease of the file that we wrote, if it is still there as it was."""
+        """Touch our file; return False if it is gone or has changed."""
         try:
             descriptor = os.open(self._name, READ, dir_fd=directory)
         except OSError:
@@ -103,10 +103,7 @@ class FileCardPublisher(RenewedPublisher):
         renew_s: float = RENEW_S,
         sweep_s: float = SWEEP_S,
     ) -> None:
-        """
-        Args:
-            sweep_s: seconds for which a file must not change to be removed as a dead worker's.
-        """
+        """Remove a dead worker's file once it is unchanged for ``sweep_s`` seconds."""
         super().__init__(key, renew_s)
         self._directory = directory
         self._sweep_s = sweep_s
@@ -138,10 +135,8 @@ class FileCardPublisher(RenewedPublisher):
         await asyncio.to_thread(self._file.remove)
 
     async def _sweep(self) -> None:
-        """Remove what workers that were killed left behind.
-
-        A worker that only stood still writes its card again when it goes on.
-        """
+        """Remove the cards of killed workers. A worker that was only suspended writes its card
+        again."""
         before: dict[str, Version] = {}
         while True:
             await asyncio.sleep(self._sweep_s)
@@ -161,7 +156,7 @@ def _name_of(worker_id: WorkerId, incarnation: Incarnation) -> str:
 
 
 def _sweep(path: Path, before: dict[str, Version]) -> dict[str, Version]:
-    """Remove files of cards about which nothing has changed; what is there now."""
+    """Remove card files that have not changed; return the present versions."""
     now: dict[str, Version] = {}
     with opened(path) as directory:
         for name in os.listdir(directory):  # noqa: PTH208  # a descriptor

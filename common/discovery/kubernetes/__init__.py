@@ -1,7 +1,7 @@
-"""Discovery by an API server of Kubernetes: one Lease object per incarnation of a worker.
+"""Discovery by the Kubernetes API server: one Lease object per incarnation of a worker.
 
-For fleets in a cluster. Whoever may write Leases in the namespace decides which workers frontends
-connect to, so strangers need to be kept out by roles, or by a fleet key.
+For fleets in a cluster. Write access to Leases of the namespace decides which workers frontends
+connect to: restrict it by roles, or use a fleet key.
 """
 
 from common.discovery.kubernetes.discovery import KubernetesDiscovery

@@ -1,4 +1,4 @@
-"""Where the API server is and what it wants to see, as the official client finds that."""
+"""Find the API server and its credentials, by the official client."""
 
 import asyncio
 import os
@@ -31,14 +31,11 @@ CREDENTIALS_S: Final = 15.0
 
 
 def configured(access: KubernetesAccess) -> Configuration:
-    """Read the credentials, as the official client wants them. Blocks: files are read, and a
-    program may be run.
-
-    Raises DiscoveryError: there are none, or they make no sense.
-    """
+    """Read the credentials. Blocks: reads files, and may run a program. Raises DiscoveryError: they
+    are missing or invalid."""
     found = Configuration()
-    # Certificates of many clusters lack an extension that Python 3.13 asks for. Who signed them,
-    # and for which host, is checked all the same.
+    # Many clusters' certificates lack an extension that Python 3.13 requires. The authority and the
+    # host name are checked all the same.
     found.disable_strict_ssl_verification = True
     try:
         if access.kubeconfig is None and os.environ.get("KUBERNETES_SERVICE_HOST"):
@@ -55,14 +52,14 @@ def configured(access: KubernetesAccess) -> Configuration:
     except DiscoveryError:
         raise
     except _ODD as error:
-        # What stands behind a brace is a part of the file, and may be a secret.
+        # Text behind a brace quotes the file, and may be a secret.
         said = str(error).partition("{")[0].strip() or type(error).__name__
         raise DiscoveryError(f"{source} can't be used: {' '.join(said.split())}") from None
     return found
 
 
 def _kubeconfig(access: KubernetesAccess) -> str:
-    """Names of files as ``KUBECONFIG`` has them, of which at least one is there."""
+    """Return file names in the format of ``KUBECONFIG``, at least one of which exists."""
     if access.kubeconfig is not None:
         names = str(access.kubeconfig)
         each = [names]

@@ -1,7 +1,7 @@
-"""Leases of one namespace, by the official client for asyncio.
+"""Leases of one namespace, by the official asyncio client.
 
-It makes the requests and knows how to get credentials. Answers are read here: with a limit, and
-with no more of them understood than is needed.
+The client makes the requests and finds credentials. Answers are read here, up to a size limit, and
+only the needed fields are decoded.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ _BROKEN: Final = (
 
 
 class KubernetesRefusedError(DiscoveryError):
-    """The API server understood what was asked, and said no, with a code of HTTP."""
+    """The API server refused a valid request, with an HTTP status."""
 
     def __init__(self, status: int, said: str) -> None:
         super().__init__(f"Kubernetes refuses: {said}")
@@ -57,16 +57,16 @@ class KubernetesRefusedError(DiscoveryError):
 
     @property
     def conflicts(self) -> bool:
-        """There is one already, or somebody else has changed it."""
+        """Whether the object exists already, or was changed meanwhile."""
         return self.code == 409
 
 
 class _TooLargeError(Exception):
-    """An answer has more than :data:`MAX_ANSWER`."""
+    pass
 
 
 class _Connection(NamedTuple):
-    """The official client, with credentials as they were when it was made."""
+    """The official client, with the credentials of its creation."""
 
     api: ApiClient
     leases: CoordinationV1Api
@@ -74,10 +74,8 @@ class _Connection(NamedTuple):
 
 
 class LeaseClient:
-    """For one event loop. Connects when it is first asked for something.
-
-    All methods raise DiscoveryError if the API server does not answer.
-    """
+    """Client for one event loop; connects on first use. All methods raise DiscoveryError if the API
+    server does not answer."""
 
     def __init__(self, access: KubernetesAccess, namespace: str, selector: str) -> None:
         self._access = access
@@ -88,7 +86,7 @@ class LeaseClient:
         self._old: list[ApiClient] = []
 
     async def read(self) -> AsyncGenerator[list[Lease], None]:
-        """All Leases that the selector finds, page by page."""
+        """Yield pages of all Leases that the selector finds."""
         limit, after = PAGE, ""
         while True:
             further = {"_continue": after} if after else {}
@@ -111,7 +109,7 @@ class LeaseClient:
                 return
 
     async def check_namespace(self) -> None:
-        """Raises DiscoveryError if there is no such namespace, as far as we may know that."""
+        """Raise DiscoveryError if the namespace is missing, as far as we may know that."""
         try:
             await self._ask(_read_namespace, msgspec.Raw)
         except KubernetesRefusedError as error:
@@ -119,10 +117,8 @@ class LeaseClient:
                 raise
 
     async def create(self, body: dict[str, object], *, dry_run: bool = False) -> str:
-        """Make a Lease and return its version; in a dry run all who could refuse it look at it.
-
-        Raises KubernetesRefusedError: it is there, or the namespace is not, for example.
-        """
+        """Create a Lease and return its version; a dry run passes all admission checks only. Raises
+        KubernetesRefusedError: it exists, or the namespace does not, for example."""
         options = {"dry_run": "All"} if dry_run else {}
         made = await self._ask(
             CoordinationV1Api.create_namespaced_lease, Lease, body=body, **options
@@ -130,7 +126,7 @@ class LeaseClient:
         return made.metadata.resource_version
 
     async def patch(self, name: str, body: dict[str, object]) -> str:
-        """Change a Lease. Returns its version. Raises as :meth:`create` does."""
+        """Patch a Lease and return its version. Raises KubernetesRefusedError."""
         patched = await self._ask(
             CoordinationV1Api.patch_namespaced_lease,
             Lease,
@@ -141,10 +137,8 @@ class LeaseClient:
         return patched.metadata.resource_version
 
     async def delete(self, name: str, *, unless_changed: Lease | None = None) -> None:
-        """Delete a Lease, if it is there, and if given still is as it was read.
-
-        Raises KubernetesRefusedError: we must not, or it has changed.
-        """
+        """Delete a Lease if it exists, and only if it is still ``unless_changed``. Raises
+        KubernetesRefusedError: forbidden, or changed."""
         body: dict[str, object] = {}
         if unless_changed is not None:
             read = unless_changed.metadata
@@ -156,13 +150,13 @@ class LeaseClient:
                 raise
 
     async def close(self) -> None:
-        """Let go of the connection. It comes again if something is asked."""
+        """Close the connection. The next call reconnects."""
         async with self._connecting:
             self._drop()
             await self._close_old()
 
     async def _ask(self, call: _Call, read: type[_Read], **options: object) -> _Read:
-        """Ask, and once more with new credentials if those that we had are not taken."""
+        """Make a call, and once more with new credentials if ours are refused."""
         for last in (False, True):
             answer = None
             try:
@@ -219,18 +213,18 @@ class LeaseClient:
         async with self._connecting:
             await self._close_old()
             if self._connection is None:
-                # Read anew each time, so that certificates and tokens can be replaced.
+                # Read at each connect, so that certificates and tokens can be replaced.
                 found = await asyncio.to_thread(configured, self._access)
                 self._connection = _connection(found)
             return self._connection
 
 
 def _connection(configuration: Configuration) -> _Connection:
-    """Raises OSError: certificates can't be read, for example."""
+    """Raise OSError: certificates can't be read, for example."""
     api = ApiClient(configuration)
     api.user_agent = "mmrouter"
-    # The client's own session follows variables such as HTTPS_PROXY, and takes passwords from
-    # ~/.netrc. What users' media are fetched through is not for cards.
+    # The client's own session honours HTTPS_PROXY, and takes passwords from ~/.netrc. The proxy for
+    # users' media is not for cards.
     rest = api.rest_client
     connector = rest.pool_manager.connector
     rest.pool_manager.detach()
@@ -245,8 +239,8 @@ async def _read_namespace(
 
 
 def _let_go(answer: aiohttp.ClientResponse | None) -> None:
-    """Its connection stays if all of it was read, and goes at once if not: TLS would say goodbye
-    first, to a server that may hang."""
+    """Keep the connection if the answer was read completely; else abort it. TLS would first wait
+    for the peer's close, which may hang."""
     if answer is not None:
         if answer.connection is not None and answer.connection.transport is not None:
             answer.connection.transport.abort()
@@ -254,7 +248,7 @@ def _let_go(answer: aiohttp.ClientResponse | None) -> None:
 
 
 async def _body(answer: aiohttp.ClientResponse) -> bytes:
-    """Raises _TooLargeError."""
+    """Read the body. Raises _TooLargeError."""
     body = bytearray()
     while chunk := await answer.content.readany():
         body += chunk

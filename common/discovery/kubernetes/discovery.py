@@ -21,8 +21,6 @@ _OPTIONS: Final = ("kubeconfig", "context")
 
 @dataclass(frozen=True)
 class KubernetesDiscovery(Discovery):
-    """Leases that a label selector finds."""
-
     form: ClassVar[str] = "kubernetes://namespace/label=value"
 
     namespace: str
@@ -51,7 +49,7 @@ class KubernetesDiscovery(Discovery):
     def selector(self) -> str:
         return ",".join(f"{key}={value}" for key, value in self.labels.items())
 
-    # The client is large, and not wanted by those who keep cards elsewhere.
+    # Imported late: the client is large, and other backends don't need it.
 
     def publisher(self, key: FleetKey | None = None, *, renew_s: float = RENEW_S) -> CardPublisher:
         from common.discovery.kubernetes.client import LeaseClient

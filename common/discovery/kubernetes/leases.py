@@ -1,4 +1,4 @@
-"""Leases as cards: their namespace and labels, what they are called and what stands in them.
+"""Leases as cards: namespace, labels, names and contents.
 
 Needs no client.
 """
@@ -25,30 +25,30 @@ _VALUE: Final = re.compile(rf"(?:{_LABEL})?")
 
 @dataclass(frozen=True)
 class KubernetesAccess:
-    """A file that says where the API server is, and its context; without, the service account of
-    this Pod, else the file that kubectl would take."""
+    """A kubeconfig and its context; without a file, the Pod's service account, else kubectl's
+    file."""
 
     kubeconfig: Path | None = None
     context: str | None = None
 
 
 class Pod(NamedTuple):
-    """The Pod in which we run."""
+    """The Pod in which this process runs."""
 
     name: str
     uid: str
 
     @classmethod
     def ours(cls, namespace: str) -> "Pod | None":
-        """As the downward API says it; None unless it is in this namespace, since an owner
-        elsewhere counts as one that is gone."""
+        """Read the downward API; None outside this namespace, where an owner would count as
+        deleted."""
         names = ("POD_NAME", "POD_UID", "POD_NAMESPACE")
         name, uid, where = (os.environ.get(each, "") for each in names)
         return cls(name, uid) if name and uid and where == namespace else None
 
 
 def check_namespace(name: str) -> str:
-    """Raises ConfigurationError."""
+    """Validate a namespace. Raises ConfigurationError."""
     if "@" in name:  # before it may stand a password
         raise ConfigurationError("no user belongs before a namespace")
     if not _NAMESPACE.fullmatch(name):
@@ -57,10 +57,8 @@ def check_namespace(name: str) -> str:
 
 
 def labels_of(selector: str) -> dict[str, str]:
-    """The labels that a selector asks for, and that our own Leases have for that reason.
-
-    Raises ConfigurationError: it is none, or one that labels can't be made from.
-    """
+    """Return the labels of a selector, which our own Leases carry. Raises ConfigurationError: it is
+    malformed, or not of the form LABEL=VALUE."""
     labels: dict[str, str] = {}
     for term in selector.split(","):
         key, equals, value = term.partition("=")
@@ -84,7 +82,7 @@ _PREFIX: Final = "mmrouter-"
 
 
 class Metadata(msgspec.Struct, rename="camel"):
-    """What we read of an object's metadata."""
+    """Fields of an object's metadata that we read."""
 
     name: str = ""
     uid: str = ""
@@ -93,13 +91,13 @@ class Metadata(msgspec.Struct, rename="camel"):
 
 
 class Spec(msgspec.Struct, rename="camel"):
-    """What we read of a Lease."""
+    """Fields of a Lease that we read."""
 
     holder_identity: str | None = None
 
 
 class Lease(msgspec.Struct, rename="camel"):
-    """A Lease, as the API server gives it."""
+    """A Lease, as the API server returns it."""
 
     metadata: Metadata
     spec: Spec | None = None
@@ -110,11 +108,11 @@ class Lease(msgspec.Struct, rename="camel"):
 
     @property
     def card(self) -> bytes:
-        """Whatever stands where a card should."""
+        """Unvalidated content of the card annotation."""
         return (self.metadata.annotations or {}).get(CARD, "").encode()
 
     def whose(self) -> tuple[WorkerId, Incarnation] | None:
-        """Whose card this is; None if it is not named as one."""
+        """Return the worker and incarnation of a card; None if it is not named like one."""
         worker = (self.metadata.annotations or {}).get(WORKER, "")
         holder = "" if self.spec is None else self.spec.holder_identity or ""
         if not _is_named(worker, holder):
@@ -124,33 +122,31 @@ class Lease(msgspec.Struct, rename="camel"):
 
 
 class ListMetadata(msgspec.Struct, rename="camel"):
-    """What we read of a list's metadata."""
+    """Fields of a list's metadata that we read."""
 
     next_page: str = msgspec.field(default="", name="continue")
 
 
 class LeaseList(msgspec.Struct, rename="camel"):
-    """A page of Leases."""
-
     metadata: ListMetadata
     items: list[Lease] | None = None
 
 
 class Status(msgspec.Struct):
-    """What the API server says when it has no object to give."""
+    """Answer of the API server without an object."""
 
     code: int = 0
     message: str = ""
 
 
 def name_of(worker_id: WorkerId, incarnation: Incarnation) -> str:
-    """The name of an object, which may have far less in it than a worker's id."""
+    """Return the name of a Lease, a hash: object names allow fewer characters than worker ids."""
     digest = hashlib.sha256(f"{worker_id}\0{incarnation}".encode()).hexdigest()
     return _PREFIX + digest[:40]
 
 
 def check_names(worker_id: WorkerId, incarnation: Incarnation) -> None:
-    """Raises DiscoveryError: no Lease can be for these."""
+    """Raise DiscoveryError if no Lease can have these names."""
     if not _is_named(worker_id, incarnation):
         raise DiscoveryError(
             f"worker id {worker_id!r} can't stand on a Lease: "
@@ -164,7 +160,7 @@ def _is_named(worker_id: str, incarnation: str) -> bool:
 
 
 def now() -> str:
-    """As a Lease has it."""
+    """Return the current time in a Lease's format."""
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
@@ -176,7 +172,7 @@ def whole(
     labels: dict[str, str],
     pod: Pod | None,
 ) -> dict[str, object]:
-    """All of a Lease, renewed now."""
+    """Return a complete Lease, renewed now."""
     metadata: dict[str, object] = {
         "name": name_of(worker_id, incarnation),
         "labels": labels,
@@ -198,5 +194,5 @@ def whole(
 
 
 def renewal(version: str) -> dict[str, object]:
-    """A patch that renews a Lease if nobody else has changed it since a version."""
+    """Return a patch that renews a Lease, unless it has changed since a version."""
     return {"metadata": {"resourceVersion": version}, "spec": {"renewTime": now()}}

@@ -12,8 +12,6 @@ POLL_S: Final = 2.0  # a list is read by the API server, for each frontend
 
 
 class CardLeases(Place):
-    """The Leases of a namespace that a selector finds."""
-
     def __init__(self, client: LeaseClient) -> None:
         self.poll_s, self.lease_s = POLL_S, LEASE_S
         self._client = client

@@ -1,4 +1,4 @@
-"""A worker's side: one Lease object, renewed as long as the worker lives."""
+"""A worker's side: one Lease object, renewed while the worker lives."""
 
 import asyncio
 import contextlib
@@ -24,11 +24,8 @@ SWEEP_S: Final = 600.0  # leases of the dead are removed after at most three tim
 
 
 class KubernetesCardPublisher(RenewedPublisher):
-    """Publishes one card as a Lease.
-
-    What is written runs to its end in a task of its own: a request that was given up could still be
-    served, and make a Lease again that was deleted meanwhile.
-    """
+    """Publishes one card as a Lease. Writes complete in tasks of their own: the server could
+    execute a cancelled one later, and recreate a deleted Lease."""
 
     place = "Kubernetes"
 
@@ -122,7 +119,7 @@ class KubernetesCardPublisher(RenewedPublisher):
         )
 
     async def _write(self) -> None:
-        """Write all of the Lease, whatever is there."""
+        """Write the complete Lease, whether it exists or not."""
         card = self._card
         assert card is not None
         lease = self._lease(card.worker_id, card.incarnation, seal(card, self.key))
@@ -157,10 +154,8 @@ class KubernetesCardPublisher(RenewedPublisher):
         return DiscoveryError(f"card can't be written to a Lease in {where}: {error}")
 
     async def _sweep(self) -> None:
-        """Delete the Leases of workers that were killed and whose Pods live on, or that had none.
-
-        A worker that only stood still makes its Lease again when it goes on.
-        """
+        """Delete Leases of killed workers without a Pod, or with a living one. A worker that was
+        only suspended creates its Lease again."""
         before: dict[str, str] = {}
         while True:
             await asyncio.sleep(self._sweep_s * random.uniform(1, 1.5))
@@ -181,6 +176,6 @@ class KubernetesCardPublisher(RenewedPublisher):
 
 
 def _looked_at(task: asyncio.Task[None]) -> None:
-    """Whoever waited for it may be gone; then its error is nobody's."""
+    """Retrieve the error of a write without a waiter, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()

@@ -1,6 +1,6 @@
-"""The frontend's shared memory: who holds what in it, and what a reader finds there.
+"""The frontend's shared memory: allocation, leases and layout.
 
-Without vLLM, so that the processes for media read it at once.
+Without vLLM, so that the media processes import it quickly.
 """
 
 from common.transfer.arena.access import (

@@ -1,7 +1,4 @@
-"""What an arena is to those who use it, wherever it is kept: in this process, or in another.
-
-Also what they get from it: leases, and room to write to.
-"""
+"""Interface of an arena, in this process or another: leases, and reserved segments to write to."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -21,14 +18,14 @@ from common.transfer.arena.layout import (
 
 @dataclass(frozen=True)
 class ArenaStatistics:
-    """State of an arena: bytes and leases now, the others since the start.
+    """State of an arena: present bytes and leases, and counts since the start.
 
     Attributes:
         bytes_used: in segments, padding included.
         bytes_leased: of these, in segments that can't be evicted now.
-        segments: items that it holds.
-        hits: leases given on items that were already there.
-        full: how often an item found no room.
+        segments: number of items.
+        hits: leases of items that were already there.
+        full: number of items that found no room.
     """
 
     bytes_total: int
@@ -44,14 +41,13 @@ class ArenaStatistics:
 
 @dataclass(eq=False, kw_only=True)
 class Segment:
-    """Where and what an item in the arena is.
+    """Location and description of an item in the arena.
 
     Attributes:
         offset: first byte of the header, from the start of the arena.
-        generation: what the header says for as long as the item is there.
-        layout: where the parts lie.
-        note: what was attached to the item.
-        checksum: that somebody keeps for later leases.
+        generation: value in the header while the item is there.
+        note: attached to the item.
+        checksum: kept for later leases.
     """
 
     mm_hash: MmHash
@@ -63,10 +59,8 @@ class Segment:
 
 
 class Lease(Released):
-    """A promise that a segment stays where and what it is until :meth:`release`.
-
-    Its attributes are the segment's. The note goes when the item is evicted.
-    """
+    """A lease keeps a segment unchanged and in place until :meth:`release`. Its attributes are the
+    segment's. The note goes when the item is evicted."""
 
     def __init__(self, arena: "ArenaAccess", segment: Segment) -> None:
         self._arena = arena
@@ -79,12 +73,12 @@ class Lease(Released):
         self.note = segment.note
 
     def release(self) -> None:
-        """End the lease. The second and later calls do nothing; safe from any thread."""
+        """End the lease. Later calls do nothing. Thread-safe."""
         self._arena.end_lease(self)
 
     @property
     def checksum(self) -> bytes:
-        """What :meth:`keep_checksum` was given; it goes when the item is evicted."""
+        """Checksum given to :meth:`keep_checksum`; it goes when the item is evicted."""
         return self.segment.checksum
 
     def keep_checksum(self, checksum: bytes) -> None:
@@ -93,10 +87,8 @@ class Lease(Released):
 
     @property
     def memory(self) -> memoryview:
-        """All of the segment, header included.
-
-        Raises ArenaUnavailableError: the arena was closed.
-        """
+        """The whole segment, header included. Raises ArenaUnavailableError: the arena was
+        closed."""
         memory = self._arena.memory[self.offset : self.offset + self.layout.length]
         if memory.nbytes != self.layout.length:
             raise ArenaUnavailableError("the arena was closed")
@@ -108,19 +100,17 @@ class Lease(Released):
         self.note = self.segment.note
 
     def release_soon(self) -> None:
-        """The same for a finalizer, which may run in the middle of anything: takes no lock.
-        It counts from the arena's next operation on."""
+        """Release from a finalizer, which may interrupt any code: takes no lock. Takes effect with
+        the arena's next operation."""
         self._arena.end_lease_soon(self)
 
 
 class ReservedSegment(Released):
-    """Room for an item that somebody is about to write, this process or another.
-
-    :meth:`release` gives it up, unless it was completed.
+    """Room for an item that this or another process writes; :meth:`release` frees it unless
+    completed.
 
     Attributes:
         offset: of the segment's header, from the start of the arena.
-        memory: the segment.
     """
 
     def __init__(self, arena: "ArenaAccess", segment: Segment) -> None:
@@ -131,23 +121,23 @@ class ReservedSegment(Released):
         self.memory = arena.memory[self.offset : self.offset + segment.layout.length]
 
     def complete(self, envelope: bytes, note: object = None) -> Lease:
-        """All parts are written, the envelope first: publish the item, and lease it."""
+        """Publish and lease the item, once all its parts are written."""
         assert self._segment is not None, "completed or given up before"
         segment = self._segment
-        # Last, so that nobody finds a valid header before an incomplete segment.
+        # Last, so that no reader finds a valid header before an incomplete segment.
         self.memory[:HEADER_SIZE] = live_header(
             self._arena.offer.key, segment.generation, segment.mm_hash, segment.layout, envelope
         )
         return self.publish(note)
 
     def publish(self, note: object = None) -> Lease:
-        """The same where whoever wrote the parts wrote the header too."""
+        """Publish and lease an item whose writer wrote the header too."""
         assert self._segment is not None, "completed or given up before"
         segment, self._segment = self._segment, None
         return self._arena.publish(segment, note)
 
     def taken_over(self) -> Segment:
-        """The segment, which is now somebody else's to publish or to free."""
+        """Return the segment, which the caller must now publish or free."""
         assert self._segment is not None, "completed or given up before"
         segment, self._segment = self._segment, None
         self.memory = memoryview(b"")
@@ -161,10 +151,10 @@ class ReservedSegment(Released):
 
 
 class ArenaAccess(ABC):
-    """A budget of shared memory that holds encoded items by hash. For any thread.
+    """A budget of shared memory that holds encoded items by hash. Thread-safe.
 
     Attributes:
-        offer: by which others map it.
+        offer: by which other processes map it.
     """
 
     offer: ArenaOffer
@@ -172,24 +162,17 @@ class ArenaAccess(ABC):
     @property
     @abstractmethod
     def memory(self) -> memoryview:
-        """All of the arena; empty once it is closed."""
+        """The whole arena; empty once it is closed."""
 
     @abstractmethod
     def open(self, *, writable: bool) -> int:
-        """A descriptor through which the arena can be mapped, for reading only or not.
-
-        Raises ArenaUnavailableError: the arena was closed.
-        """
+        """Return a descriptor for mapping the arena. Raises ArenaUnavailableError: the arena was
+        closed."""
 
     def put(self, mm_hash: MmHash, encoded: EncodedItem, note: object = None) -> Lease:
-        """Write an item, or find it already there, and lease it. Raises as :meth:`reserve`.
-
-        One copy of the bytes, during which neither the arena's nor the interpreter's lock
-        is held. If somebody else is writing the same item, waits for it.
-
-        Args:
-            note: kept with the item unless it has one.
-        """
+        """Write an item unless it is there, and lease it. Raises as :meth:`reserve`. Copies the
+        bytes once, without the arena's lock and the GIL. Waits for another writer of the same item.
+        ``note`` is kept unless the item has one."""
         layout = SegmentLayout(
             len(encoded.envelope), tuple(buffer.nbytes for buffer in encoded.buffers)
         )
@@ -203,9 +186,9 @@ class ArenaAccess(ABC):
 
     @abstractmethod
     def reserve(self, mm_hash: MmHash, layout: SegmentLayout) -> ReservedSegment | Lease:
-        """Room to write an item to, or the item if it is already there.
+        """Reserve room for an item, or lease it if it is already there.
 
-        If somebody else is writing the same item, waits for it: call it in a thread.
+        Waits for another writer of the same item: call it in a thread.
 
         Raises:
             ArenaFullError: leased segments leave no room.
@@ -214,29 +197,27 @@ class ArenaAccess(ABC):
 
     @abstractmethod
     def lease(self, mm_hash: MmHash) -> Lease | None:
-        """Lease an item that is there; None if it isn't, or not completely yet.
-
-        May have to ask another process: call it in a thread.
-        """
+        """Lease a complete item; None if there is none. May ask another process: call it in a
+        thread."""
 
     @abstractmethod
     def lease_now(self, mm_hash: MmHash) -> Lease | None:
-        """The same for an event loop: None also if somebody else would have to be asked."""
+        """Lease an item on an event loop; None also if another process would have to be asked."""
 
     @abstractmethod
     def drop_notes(self) -> None:
-        """Forget what is attached to items."""
+        """Remove the notes of all items."""
 
     @abstractmethod
     def statistics(self) -> ArenaStatistics:
-        """Figures for the status page and metrics, of what this process has of the arena."""
+        """Return this process's share, for the status page and metrics."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of it. Workers that have it mapped keep their memory. The second and later calls
-        do nothing."""
+        """Close the arena. Workers keep the memory that they have mapped. Later calls do
+        nothing."""
 
-    # For leases and reserved segments, which have names for these.
+    # Called by leases and reserved segments, under their own names.
 
     @abstractmethod
     def end_lease(self, lease: Lease) -> None:

@@ -1,7 +1,7 @@
 """The frontend's store of processed tensors, in shared memory that workers read in place.
 
-An item is written once, under its hash, and leased to any number of readers. Which bytes
-are whose is decided in :mod:`common.transfer.arena.segment_table`; here they are written.
+An item is written once, under its hash, and leased to any number of readers.
+:mod:`common.transfer.arena.segment_table` allocates; this module writes.
 """
 
 import mmap
@@ -46,11 +46,7 @@ class _Placed(Segment):
 
 
 class Arena(ArenaAccess):
-    """An arena of this process.
-
-    All methods may be called from any thread; only :meth:`put` and :meth:`__init__` take
-    long.
-    """
+    """An arena of this process. Thread-safe; only :meth:`put` and :meth:`__init__` take long."""
 
     def __init__(
         self,
@@ -59,18 +55,14 @@ class Arena(ArenaAccess):
         directory: Path = SHARED_MEMORY,
         prefault: bool = True,
     ) -> None:
-        """Create the file, allocate all its memory and map its pages.
-
-        Takes from 0.3 to 2 s per GB, without the interpreter's lock: call it in a thread if
-        something else should go on.
+        """Create the file, allocate its memory and map its pages: 0.3 to 2 s per GB, without the
+        GIL.
 
         Args:
             size: bytes, rounded up to whole pages; one page is the arena's own.
-            directory: where shared memory is mounted.
             prefault: whether to map all pages now.
 
-        Raises:
-            ArenaUnavailableError: there is not that much shared memory.
+        Raises ArenaUnavailableError: shared memory is too small.
         """
         size = max(aligned(size, SEGMENT_ALIGNMENT), SEGMENTS_START + SEGMENT_ALIGNMENT)
         self.offer = ArenaOffer(
@@ -81,8 +73,8 @@ class Arena(ArenaAccess):
         )
         self._key = self.offer.key
         self._path = directory / self.offer.name
-        # Kept open because it holds the lock that tells reapers in other PID namespaces
-        # that this arena is in use.
+        # Kept open for its lock, which tells reapers in other PID namespaces that this arena is in
+        # use.
         self._descriptor = create(self._path, size)
         try:
             self._memory = memoryview(mmap.mmap(self._descriptor, size))
@@ -121,7 +113,7 @@ class Arena(ArenaAccess):
             return found
 
     def reserve_now(self, mm_hash: MmHash, layout: SegmentLayout) -> ReservedSegment | Lease | None:
-        """The same without waiting: None if somebody else is writing the item at this moment."""
+        """Reserve without waiting: None if the item is being written at this moment."""
         with self._changed:
             return self._reserve_now(mm_hash, layout)
 
@@ -136,7 +128,7 @@ class Arena(ArenaAccess):
     lease_now = lease
 
     def contains(self, mm_hash: MmHash) -> bool:
-        """Whether :meth:`lease` would give one now."""
+        """Return whether :meth:`lease` would succeed now."""
         with self._changed:
             segment = self._segments.get(mm_hash)
             return not self._closed and segment is not None and segment.complete
@@ -162,11 +154,9 @@ class Arena(ArenaAccess):
             )
 
     def close(self) -> None:
-        """Remove the file. Workers that have it mapped keep their memory.
-
-        The memory goes once the last view of it is gone; a :meth:`put` under way in another
-        thread may still end. The second and later calls do nothing.
-        """
+        """Remove the file. Workers keep the memory that they have mapped. The memory is freed with
+        its last view; a :meth:`put` under way in another thread may still complete. Later calls do
+        nothing."""
         with self._changed:
             if self._closed:
                 return
@@ -187,7 +177,7 @@ class Arena(ArenaAccess):
         self.close()
 
     def _unlink(self) -> None:
-        # The file first: whoever gets the lock afterwards finds nothing to remove.
+        # The file first: a reaper that gets the lock afterwards finds nothing to remove.
         self._path.unlink(missing_ok=True)
         os.close(self._descriptor)
 
@@ -206,16 +196,15 @@ class Arena(ArenaAccess):
         self.free_withdrawn(segment)
 
     def withdraw(self, segment: Segment) -> None:
-        """Somebody who was writing an item is gone: others may write it elsewhere from now on. The
-        room is taken until :meth:`free_withdrawn`, since helpers of the writer may still be at it.
-        """
+        """Allow rewriting the item of a lost writer elsewhere. The room stays allocated until
+        :meth:`free_withdrawn`, since the writer's helpers may still write to it."""
         assert isinstance(segment, _Placed), segment
         with self._changed:
             self._forget(segment)
             self._changed.notify_all()
 
     def free_withdrawn(self, segment: Segment) -> None:
-        """Nobody writes to that room any more."""
+        """Free the room, once nothing writes to it."""
         assert isinstance(segment, _Placed), segment
         with self._changed:
             self._table.discard(segment.block)
@@ -259,8 +248,7 @@ class Arena(ArenaAccess):
             evicted = self._by_offset[offset]
             self._forget(evicted)
             self._evictions += 1
-            # A reader that comes late, or is at it, must find out before the space is
-            # written to again.
+            # A present or late reader must notice before the space is overwritten.
             start = SEGMENTS_START + offset
             self._memory[start : start + HEADER_SIZE] = reclaimed_header(
                 self._key, self._generation()

@@ -1,7 +1,8 @@
-"""The file behind an arena: made by its owner, mapped by others, removed when the owner died.
+"""The file behind an arena: created by its owner, mapped by other processes, removed after its
+owner's death.
 
-Not ``multiprocessing.shared_memory``: its resource tracker removes segments that are still
-in use, when any process that attached exits.
+Not ``multiprocessing.shared_memory``: its resource tracker removes segments in use when any
+attached process exits.
 """
 
 import errno
@@ -37,24 +38,22 @@ _CAREFULLY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 def new_name() -> str:
-    """A file name that tells who owns the arena: pid and start time of this process."""
+    """Return a file name with the owner's pid and start time."""
     pid = os.getpid()
     return f"mmrouter-arena-{pid}-{_start_ticks(pid)}-{secrets.token_hex(8)}"
 
 
 def create(path: Path, size: int) -> int:
-    """Make a file with all of its memory allocated, so that no access ever fails. Return its
-    descriptor, locked for as long as this process lives or keeps it open.
-
-    Raises ArenaUnavailableError: shared memory is too small or can't be written.
-    """
+    """Create a file with all its memory allocated, so that no access fails; return its descriptor.
+    The descriptor is locked while this process lives and keeps it open. Raises
+    ArenaUnavailableError: shared memory is too small or can't be written."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ArenaUnavailableError(f"can't create an arena in {path.parent}: {error}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # A sparse file would end this process with SIGBUS once the memory runs out.
+        # A sparse file would kill this process with SIGBUS once the memory runs out.
         os.posix_fallocate(descriptor, 0, size)
     except OSError as error:
         path.unlink(missing_ok=True)
@@ -70,10 +69,7 @@ def create(path: Path, size: int) -> int:
 
 
 def open_to_map(path: Path, *, writable: bool) -> int:
-    """A descriptor through which an arena can be mapped.
-
-    Raises ArenaUnavailableError: it is gone.
-    """
+    """Return a descriptor for mapping an arena. Raises ArenaUnavailableError: it is gone."""
     mode = os.O_RDWR if writable else os.O_RDONLY
     try:
         return os.open(path, mode | _CAREFULLY)
@@ -82,12 +78,9 @@ def open_to_map(path: Path, *, writable: bool) -> int:
 
 
 def reap_orphans(directory: Path = SHARED_MEMORY) -> int:
-    """Remove the arenas of processes that no longer live; return how many.
-
-    Whoever still has one mapped keeps its memory. An arena is an orphan if its owner's pid is gone
-    or belongs to a later process, and nobody holds its lock: the second condition spares arenas of
-    processes in another PID namespace.
-    """
+    """Remove the arenas of dead processes; return their number. Present mappings stay valid. An
+    arena is an orphan if its owner's pid is gone or reused, and its lock is free. The lock spares
+    arenas of processes in another PID namespace."""
     removed = 0
     for path in directory.glob("mmrouter-arena-*"):
         match = re.fullmatch(NAME_PATTERN, path.name)
@@ -103,10 +96,10 @@ def _remove_unlocked(path: Path) -> bool:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
     except (FileNotFoundError, BlockingIOError):
-        # Another process reaps too, or the owner lives where its pid can't be seen.
+        # Another process reaps too, or the owner is in another PID namespace.
         return False
     except OSError as error:
-        # Another user's, or a link that somebody put there.
+        # Another user's file, or a link.
         logger.debug("%s is left alone: %s", path, error)
         return False
     return True
@@ -126,25 +119,23 @@ def _alive(pid: int, start_ticks: int) -> bool:
 
 
 def _start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot (field 22 of proc(5) stat); None if it has
-    ended, be it that its parent has not taken note yet."""
+    """Return a process's start time in clock ticks since boot (field 22 of proc(5) stat); None if
+    it has ended, zombies included."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The second field is the command in parentheses, which may hold anything.
+    # The second field is the command in parentheses, which may contain anything.
     state, *fields = stat.rpartition(")")[2].split()
     return None if state in "ZX" else int(fields[18])
 
 
 class ArenaMapping:
-    """Memory of one arena, private on write unless it is opened writable.
-
-    It stays mapped until the last view of it is gone, whatever becomes of the owner.
-    """
+    """Memory of one arena, private on write unless opened writable. Mapped until its last view is
+    gone, whatever happens to the owner."""
 
     def __init__(self, offer: ArenaOffer, memory: memoryview) -> None:
-        """Take over mapped memory; use :meth:`open`."""
+        """Take ownership of mapped memory; use :meth:`open`."""
         self.offer = offer
         self.memory = memory
 
@@ -152,11 +143,8 @@ class ArenaMapping:
     def open(
         cls, offer: ArenaOffer, directory: Path = SHARED_MEMORY, *, writable: bool = False
     ) -> "ArenaMapping":
-        """Map an arena and prove that it is the one offered. What is written is seen by everybody
-        if it is writable, else by nobody.
-
-        Raises ArenaUnavailableError: it can't be read here, or is somebody else's.
-        """
+        """Map an arena and prove that it is the one offered. Writes are shared if ``writable``,
+        else private. Raises ArenaUnavailableError: it can't be read here, or is another arena."""
         path = directory / offer.name
         try:
             mode = os.O_RDWR if writable else os.O_RDONLY
@@ -165,8 +153,8 @@ class ArenaMapping:
             raise ArenaUnavailableError(f"can't open the arena {path}: {error}") from error
         try:
             _check_file(descriptor, offer)
-            # Private rather than read-only: torch wants writable memory, and a stray write
-            # should cost a page, not the process.
+            # Private rather than read-only: torch wants writable memory, and a stray write should
+            # cost a page, not the process.
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_COPY
             memory = memoryview(mmap.mmap(descriptor, offer.size, access=access))
         except (OSError, ValueError) as error:
@@ -181,10 +169,8 @@ class ArenaMapping:
         pages.populate(self.memory, for_writing=False)
 
     def segment(self, offset: int, length: int) -> memoryview:
-        """View of a segment whose header is at an offset from the start of the arena.
-
-        Raises CorruptSegmentError: there can be no such segment.
-        """
+        """Return the segment at an offset from the start of the arena. Raises CorruptSegmentError:
+        there can be no such segment."""
         if (
             offset < SEGMENTS_START
             or offset % SEGMENT_ALIGNMENT
@@ -203,7 +189,7 @@ def _check_file(descriptor: int, offer: ArenaOffer) -> None:
         raise ArenaUnavailableError(f"{offer.name} is not a file of this user")
     if status.st_mode & 0o077:
         raise ArenaUnavailableError(f"{offer.name} is open to other users")
-    # Access beyond the end of a file ends the process.
+    # Access beyond the end of a file kills the process.
     if status.st_size != offer.size:
         raise ArenaUnavailableError(
             f"{offer.name} has {status.st_size} bytes, not the {offer.size} offered"

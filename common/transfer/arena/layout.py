@@ -1,10 +1,10 @@
-"""What stands in an arena: a head, by which a worker proves that it reads the frontend's memory,
-and segments, each with a header by which a reader trusts it.
+"""Layout of an arena: a head that proves its identity to a worker, and segments with verifiable
+headers.
 
-Pure layout, no shared memory: the same rules hold for mapped and for copied bytes. Of a segment:
+Pure layout, no shared memory: the same rules hold for mapped and copied bytes. A segment:
 
-    0            64                                        (each part 64-byte aligned)
-    | header     | envelope ... | buffer 1 ... | buffer 2 ...
+ 0            64                                        (each part 64-byte aligned)
+ | header     | envelope ... | buffer 1 ... | buffer 2 ...
 """
 
 import hashlib
@@ -41,13 +41,13 @@ HEAD_SIZE: Final = _HEAD.size  # bytes to read for :func:`check_head`
 
 
 class ArenaOffer(BaseModel):
-    """What a frontend tells a worker about its arena.
+    """A frontend's description of its arena, for workers.
 
     Attributes:
         name: file name in the shared-memory directory; a name, never a path.
         size: bytes.
         generation: random number of this arena.
-        nonce: hexadecimal; stands at the head of the arena, and keys the segments' tags.
+        nonce: hexadecimal; in the head of the arena, and key of the segments' tags.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -67,10 +67,8 @@ def pack_head(offer: ArenaOffer) -> bytes:
 
 
 def check_head(arena: memoryview, offer: ArenaOffer) -> None:
-    """Check that memory (its first :data:`HEAD_SIZE` bytes) is the arena that was offered.
-
-    Raises ArenaUnavailableError: it is one of another IPC namespace or host, say.
-    """
+    """Check that memory (its first :data:`HEAD_SIZE` bytes) is the offered arena. Raises
+    ArenaUnavailableError: it belongs to another IPC namespace or host, for example."""
     if bytes(arena[: _HEAD.size]) != pack_head(offer):
         raise ArenaUnavailableError(
             f"{offer.name} here is not the frontend's arena: its probe does not match"
@@ -92,7 +90,7 @@ _RECLAIMED: Final = b"mmrgone\0"
 
 
 def aligned(size: int, alignment: int = PART_ALIGNMENT) -> int:
-    """``size`` rounded up to a multiple of ``alignment``, a power of two."""
+    """Round ``size`` up to a multiple of ``alignment``, a power of two."""
     return (size + alignment - 1) & -alignment
 
 
@@ -102,8 +100,8 @@ class EncodedItem:
 
     Attributes:
         envelope: msgpack; names, dtypes, shapes and the small tensors.
-        buffers: raw contiguous bytes of the other tensors, in the order in which the
-            envelope counts them, from 1. They alias the tensors' memory and keep it alive.
+        buffers: raw contiguous bytes of the other tensors, numbered from 1 in the envelope. They
+            alias the tensors' memory and keep it alive.
     """
 
     envelope: bytes
@@ -116,7 +114,7 @@ class EncodedItem:
 
 @dataclass(frozen=True)
 class SegmentLayout:
-    """Where the parts of a segment lie, in bytes from its start."""
+    """Sizes and offsets of a segment's parts, in bytes from its start."""
 
     envelope_size: int
     buffer_sizes: tuple[int, ...]
@@ -144,7 +142,7 @@ class SegmentLayout:
         return self.envelope_size + sum(self.buffer_sizes)
 
     def split(self, segment: memoryview) -> tuple[memoryview, list[memoryview]]:
-        """Views of envelope and buffers, of a segment of at least :attr:`length` bytes."""
+        """Return views of envelope and buffers in a segment of at least :attr:`length` bytes."""
         return segment[HEADER_SIZE : HEADER_SIZE + self.envelope_size], [
             segment[start : start + size]
             for start, size in zip(self.buffer_offsets, self.buffer_sizes, strict=True)
@@ -154,8 +152,8 @@ class SegmentLayout:
 def live_header(
     key: bytes, generation: int, mm_hash: MmHash, layout: SegmentLayout, envelope: Buffer
 ) -> bytes:
-    """Header of a segment that is complete. The arena's key makes its tag unforgeable, so that
-    pixels which happen to lie where a header once was are never taken for one."""
+    """Return the header of a complete segment. The arena's key makes its tag unforgeable: pixels at
+    a former header's place never pass for one."""
     fields = _FIELDS.pack(
         _LIVE,
         generation,
@@ -168,7 +166,7 @@ def live_header(
 
 
 def reclaimed_header(key: bytes, generation: int) -> bytes:
-    """Header that tells late readers that the segment is gone."""
+    """Return a header that marks the segment as reclaimed, for late readers."""
     fields = _FIELDS.pack(_RECLAIMED, generation, 0, b"", 0, 0)
     return fields + _tag(key, fields)
 
@@ -176,14 +174,14 @@ def reclaimed_header(key: bytes, generation: int) -> bytes:
 def check_header(
     header: Buffer, key: bytes, generation: int, mm_hash: MmHash, layout: SegmentLayout
 ) -> int:
-    """Check that a header of :data:`HEADER_SIZE` bytes is the one its metadata was made for; return
-    the CRC-32 that the envelope must have.
+    """Check a header of :data:`HEADER_SIZE` bytes against its metadata; return the envelope's
+    CRC-32.
 
     Raises:
-        StaleSegmentError: it belongs to another generation, so the segment was reclaimed.
+        StaleSegmentError: it has another generation, so the segment was reclaimed.
         CorruptSegmentError: it never was such a header.
     """
-    # One copy first: the owner may overwrite the original while it is looked at.
+    # One copy first: the owner may overwrite the original during the check.
     header = bytes(header)
     fields, tag = header[: _FIELDS.size], header[_FIELDS.size :]
     magic, found, length, digest, envelope_size, envelope_crc = _FIELDS.unpack(fields)
@@ -205,26 +203,23 @@ def check_header(
 
 
 def check_envelope(envelope: Buffer, crc: int, mm_hash: MmHash) -> None:
-    """Check an envelope against the CRC-32 in its header.
-
-    Raises CorruptSegmentError: they differ.
-    """
+    """Check an envelope's CRC-32. Raises CorruptSegmentError: it differs from the header's."""
     if zlib.crc32(envelope) != crc:
         raise CorruptSegmentError(f"the envelope of media item {mm_hash} is damaged")
 
 
 def write_parts(segment: memoryview, layout: SegmentLayout, parts: Sequence[Buffer]) -> None:
-    """Copy envelope and buffers, in the sizes of a layout, to their places; the header is left
-    alone. The interpreter's lock is not held while a buffer is copied."""
+    """Copy envelope and buffers to their places, without the header. Buffers are copied without the
+    GIL."""
     envelope, buffers = layout.split(segment)
     for target, source in zip([envelope, *buffers], parts, strict=True):
         copy_bytes(target, source)
 
 
 def copy_bytes(target: memoryview, source: Buffer) -> None:
-    """Copy equally long buffers, letting other threads run meanwhile."""
-    # Slice assignment would hold the interpreter's lock: 26 MB stall an event loop for
-    # milliseconds. NumPy gives it up and is as fast as memcpy.
+    """Copy equally long buffers without the GIL."""
+    # Slice assignment would hold the GIL: 26 MB stall an event loop for milliseconds. NumPy
+    # releases it and is as fast as memcpy.
     np.copyto(np.frombuffer(target, dtype=np.uint8), np.frombuffer(source, dtype=np.uint8))
 
 

@@ -1,7 +1,7 @@
-"""Which part of an arena belongs to whom: placement, leases and eviction.
+"""Allocator of an arena: placement, leases and eviction.
 
-Pure bookkeeping over numbers: it touches no memory and takes no lock. The arena owns
-both, and tests can drive this with millions of steps.
+Pure bookkeeping over numbers: it touches no memory and takes no lock. The arena owns both, and
+tests can drive this with millions of steps.
 """
 
 import bisect
@@ -14,14 +14,13 @@ from common.transfer.arena.layout import SEGMENT_ALIGNMENT, aligned
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """A stretch of the arena: one segment, or free space between segments.
+    """A range of the arena: one segment, or free space between segments.
 
     Attributes:
         offset: first byte, a multiple of :data:`SEGMENT_ALIGNMENT`.
         size: bytes, likewise.
-        leases: how many hold the segment; it can't be evicted while there is one.
+        leases: while there are any, the segment can't be evicted.
         last_used: value of the table's clock when the last lease ended.
-        free: whether it is free space.
     """
 
     offset: int
@@ -35,37 +34,32 @@ class Block:
 
 @dataclass(frozen=True)
 class Placement:
-    """The new segment's block, with one lease, and the offsets of those that made way."""
+    """The new segment's block, with one lease, and the offsets of evicted ones."""
 
     block: Block
     evicted: list[int]
 
 
 class SegmentTable:
-    """Divides ``capacity`` bytes among segments.
+    """Divides ``capacity`` bytes, a multiple of :data:`SEGMENT_ALIGNMENT`, among segments.
 
-    First fit among free space. If there is none that fits, the stretch of neighbouring
-    unleased segments and free space is reclaimed whose most recently used segment is the
-    oldest: so :meth:`place` succeeds whenever unleased bytes lie together in a large
-    enough stretch, however small the pieces are into which they are divided.
+    First fit among free space. If none fits, neighbouring unleased segments and free space are
+    evicted as one range: the range whose most recently used segment is the oldest. So :meth:`place`
+    succeeds whenever a large enough range has no leases, however fragmented it is.
     """
 
     def __init__(self, capacity: int) -> None:
-        """
-        Args:
-            capacity: bytes, a multiple of :data:`SEGMENT_ALIGNMENT`.
-        """
         self.capacity = capacity
         self._clock = 0
         self._first = Block(0, capacity)
-        # Sorted by offset, as first fit wants it.
+        # Sorted by offset, for first fit.
         self._free = [self._first] if capacity else []
-        # By last use, the oldest first: a dict is an ordered set.
+        # LRU order, the oldest first: a dict is an ordered set.
         self._idle: dict[Block, None] = {}
         self.leased_bytes = 0
 
     def __iter__(self) -> Iterator[Block]:
-        """All blocks by offset; they cover the arena without a gap."""
+        """Iterate over all blocks by offset; they cover the arena without a gap."""
         block: Block | None = self._first if self.capacity else None
         while block is not None:
             yield block
@@ -76,8 +70,8 @@ class SegmentTable:
         return sum(block.size for block in self._free)
 
     def place(self, length: int) -> Placement | None:
-        """Find room for a segment, evicting unleased ones if there must be. It is leased once; None
-        if leased segments leave no stretch of that length."""
+        """Allocate a segment with one lease, evicting unleased ones if necessary; None if leases
+        leave no such range."""
         size = aligned(length, SEGMENT_ALIGNMENT)
         for block in self._free:
             if block.size >= size:
@@ -129,7 +123,7 @@ class SegmentTable:
         return block
 
     def _make_free(self, block: Block) -> Block:
-        """Free an idle segment and give the free block, merged with its neighbours."""
+        """Free an idle segment; return the free block, merged with its neighbours."""
         del self._idle[block]
         block.free = True
         bisect.insort(self._free, block, key=_offset)
@@ -156,10 +150,8 @@ class SegmentTable:
             following.previous = block
 
     def _around_oldest(self, size: int) -> list[Block] | None:
-        """The oldest segment alone, if it and the free space beside it are enough.
-
-        The usual case where items are of similar size, and it needs no scan.
-        """
+        """Return the oldest segment with its free neighbours, if large enough: the usual case with
+        items of similar size, without a scan."""
         oldest = next(iter(self._idle), None)
         if oldest is None:
             return None
@@ -171,11 +163,11 @@ class SegmentTable:
         return window if sum(block.size for block in window) >= size else None
 
     def _oldest_window(self, size: int) -> list[Block] | None:
-        """Of all stretches that are long enough, the one that was used longest ago."""
+        """Return the least recently used of all long enough ranges."""
         best: list[Block] | None = None
         best_age = self._clock + 1
         window: deque[Block] = deque()
-        # Ages that can still become the window's newest, in falling order.
+        # Ages that can still become the window's newest, in descending order.
         newest: deque[Block] = deque()
         total = 0
         for block in self:

@@ -1,4 +1,4 @@
-"""Memory in which items that come over NIXL land, and lie until their requests give them back."""
+"""Memory for items received over NIXL, until their requests release them."""
 
 import asyncio
 import fcntl
@@ -20,7 +20,7 @@ class Room(Released):
 
     Attributes:
         memory: page-aligned, as long as the item.
-        offset: of it in the landing area; None if it lies elsewhere.
+        offset: in the landing area; None if it is elsewhere.
     """
 
     def __init__(
@@ -31,8 +31,8 @@ class Room(Released):
         self._give_back: Callable[[], None] | None = give_back
 
     def release(self) -> None:
-        """Give the memory to others, from any thread: nothing may be read to it any more, and
-        nobody may look at it."""
+        """Free the memory, from any thread. No read may write to it any more, and no view may be in
+        use."""
         give_back, self._give_back = self._give_back, None
         self.memory = memoryview(b"")
         if give_back is not None:
@@ -40,14 +40,14 @@ class Room(Released):
 
 
 class Rooms:
-    """Divides memory among items. For any thread."""
+    """Allocator of items' memory. Thread-safe."""
 
     def __init__(self, memory: memoryview, landing_offset: int | None = None) -> None:
         """
         Args:
-            memory: page-aligned, touched before it is needed: page faults of many threads at once
-                would stall the event loop for tens of milliseconds.
-            landing_offset: where it begins in the landing area, if it does.
+            memory: page-aligned and prefaulted: page faults of many threads at once would stall the
+                event loop for tens of milliseconds.
+            landing_offset: its start in the landing area, if it is there.
         """
         self._memory = memory
         self._landing_offset = landing_offset
@@ -60,7 +60,7 @@ class Rooms:
             return self._table.free_bytes
 
     def take(self, size: int) -> Room | None:
-        """Room for an item of ``size`` bytes, None if there is none now."""
+        """Allocate ``size`` bytes for an item; None if there is no room now."""
         with self._lock:
             placement = self._table.place(size)
         if placement is None:
@@ -77,33 +77,30 @@ class Rooms:
 
 
 def touched_memory(size: int) -> memoryview:
-    """Private memory whose pages are there. Takes about 0.1 s per GB, without the interpreter's
-    lock."""
+    """Return prefaulted private memory. Takes about 0.1 s per GB, without the GIL."""
     memory = pages.private_memory(aligned(size, SEGMENT_ALIGNMENT))
     pages.populate(memory, for_writing=True)
     return memory
 
 
 class LandingArea:
-    """Slots of a piece each, of which each read takes one, and rooms for whole items. For use on
-    the event loop.
+    """Slots of one piece for reads, and room for whole items. For use on the event loop.
 
-    Each process gets an area of its own. So a process that is replaced, or outlives the attempt to
-    end it, writes to nothing that the next one is given, and items in the area stay valid as long
-    as anybody holds them.
+    Each process gets an area of its own: a replaced process that still runs writes to no later
+    area, and items stay valid while they are held.
 
     Attributes:
         size: bytes.
-        memory: all of it. Others may write to it at any time.
-        descriptor: for the process that reads; who starts that closes it.
-        rooms: for items that are used where they land.
+        memory: the whole area. Other processes may write to it at any time.
+        descriptor: for the reading process; its starter closes it.
+        rooms: for items that are used in place.
     """
 
     def __init__(self, slots: int, for_items: int) -> None:
-        """Raises OSError if there is not that much memory.
+        """Allocate the area. Raises OSError: there is not enough memory.
 
         Args:
-            slots: reads that go on at the same time, at least 1.
+            slots: concurrent reads, at least 1.
             for_items: bytes of whole items, a multiple of the page size.
         """
         self.size = area_size(slots, for_items)
@@ -112,7 +109,7 @@ class LandingArea:
         self.descriptor = os.memfd_create("mmrouter-nixl", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
         with undo_on_error(lambda: os.close(self.descriptor)):
             os.ftruncate(self.descriptor, self.size)
-            # Or whoever took over the other process could end this one with SIGBUS.
+            # A compromised reading process could otherwise kill this one with SIGBUS.
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
             self.memory = memoryview(mmap.mmap(self.descriptor, self.size))
@@ -126,11 +123,11 @@ class LandingArea:
 
     @property
     def stuck_for(self) -> float:
-        """Seconds for which all slots have been in use without one of them being given back."""
+        """Seconds for which all slots have been in use without a release."""
         return 0.0 if self._free else time.monotonic() - self._given_back_at
 
     async def take(self) -> int:
-        """Offset of a slot; waits for one."""
+        """Return the offset of a slot; waits for one."""
         if self._free:
             return self._free.popleft()
         waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -143,7 +140,7 @@ class LandingArea:
             raise
 
     def give_back(self, slot: int) -> None:
-        """Take a slot back that nothing is read to any more."""
+        """Release a slot that no read writes to."""
         self._given_back_at = time.monotonic()
         while self._waiting:
             waiter = self._waiting.popleft()

@@ -1,4 +1,4 @@
-"""A worker's end of the process that reads over NIXL: its landing area, reads and their answers."""
+"""A worker's end of the process that reads over NIXL: landing area, reads and answers."""
 
 import asyncio
 import itertools
@@ -31,15 +31,15 @@ _READER: Final = "common.transfer.nixl_processes.reader"
 
 
 class _Awaited(NamedTuple):
-    """Who gets the last answer to a message, on the event loop; and what is called for each that is
-    no error, by the thread that hears of it, and says whether it was the last."""
+    """Future of the last answer to a message, set on the event loop. ``arrived`` is called per
+    success, on the receiving thread, and returns whether it was the last."""
 
     answer: "asyncio.Future[None]"
     arrived: Callable[[], bool]
 
 
 class Source(NamedTuple):
-    """Some bytes of a frontend's memory: whose, and at which address there."""
+    """A range of a frontend's memory: agent, address and size."""
 
     agent: str
     address: int
@@ -47,8 +47,7 @@ class Source(NamedTuple):
 
 
 class ReaderLink:
-    """One process after the other, each with a landing area of its own. For use on one event
-    loop."""
+    """One reading process at a time, each with its own landing area. For use on one event loop."""
 
     def __init__(
         self,
@@ -58,14 +57,12 @@ class ReaderLink:
         for_items: int,
         on_lost: Callable[[], None],
     ) -> None:
-        """Start the process; from any thread.
+        """Start the process, from any thread. Raises ConfigurationError: the network is impossible.
 
         Args:
-            slots: reads that go on at the same time.
-            for_items: bytes of the landing area in which items are used where they land.
-            on_lost: called on the event loop when a process ended, and with it all connections.
-
-        Raises ConfigurationError: the network is impossible.
+            slots: concurrent reads.
+            for_items: bytes of the landing area for items used in place.
+            on_lost: called on the event loop when a process, with its connections, ended.
         """
         self._slots = slots
         self._for_items = for_items
@@ -80,7 +77,7 @@ class ReaderLink:
                 _call(loop, work)
 
         def lost() -> None:
-            # So that no answer of the next process is taken for one of this.
+            # Waits, so that no answer of the next process is taken for one of this.
             _call_and_wait(loop, self._lost)
 
         self._process: NixlProcess[ToReader, FromReader] = NixlProcess(
@@ -102,10 +99,8 @@ class ReaderLink:
 
     @property
     def landing(self) -> LandingArea:
-        """That of the present process.
-
-        Raises ArenaUnavailableError: there is no process at the moment.
-        """
+        """Landing area of the present process. Raises ArenaUnavailableError: there is no process at
+        the moment."""
         if self._landing is None:
             raise ArenaUnavailableError("nothing is read over NIXL at the moment")
         return self._landing
@@ -119,11 +114,11 @@ class ReaderLink:
         return 0.0 if self._landing is None else self._landing.stuck_for
 
     async def connect(self, agent: str, metadata: bytes) -> None:
-        """Get to know an agent. Raises ArenaUnavailableError: it can't be reached."""
+        """Register an agent. Raises ArenaUnavailableError: it can't be reached."""
         await self._ask(Connect(next(self._numbers), agent, metadata))
 
     def disconnect(self, agent: str) -> None:
-        """Forget an agent that nothing is read from any more."""
+        """Forget an agent without reads."""
         try:
             self._process.send(Disconnect(agent))
         except ArenaUnavailableError as error:
@@ -136,19 +131,15 @@ class ReaderLink:
         arrived: Callable[[int, memoryview], object],
         lands_at: int | None = None,
     ) -> None:
-        """Read some bytes, once there is a slot for it.
-
-        Not to be cancelled: a slot would be given back that is still written to.
+        """Read some bytes, once there is a slot. Do not cancel: a slot in use would be released.
 
         Args:
-            source: at most a slot's size, unless they land elsewhere.
-            arrived: called for each piece that is there, in order, in the thread that hears of
-                it: pieces are checked there while the process reads the next ones. Gets where
-                the piece begins, and its bytes in the landing area.
-            lands_at: where in the area it is read to instead of its slot.
+            source: at most a slot's size, unless ``lands_at`` is given.
+            arrived: called for each piece in order, on the receiving thread, so that checks overlap
+                with reads. Gets the piece's start, and its bytes in the landing area.
+            lands_at: offset in the area to read to, instead of the slot.
 
-        Raises:
-            ArenaUnavailableError: it can't be read, and no more bytes will come.
+        Raises ArenaUnavailableError: the read failed, and no more bytes will come.
         """
         slot = await landing.take()
         try:
@@ -190,8 +181,7 @@ class ReaderLink:
             self._awaited.pop(message.number, None)
 
     def _heard(self, message: FromReader) -> Callable[[], None] | None:
-        """What a message leaves to do on the event loop; in the thread that looks after the
-        process."""
+        """Handle a message on the process's thread; return the part for the event loop."""
         if isinstance(message, Reading):
             return self._ready
         if not isinstance(message, Done | NixlFailed):
@@ -201,7 +191,7 @@ class ReaderLink:
             return None
         if isinstance(message, Done) and not awaited.arrived():
             return None
-        # No answer counts twice: whoever took over the process may change the bytes in between.
+        # No answer counts twice: a compromised process could change the bytes in between.
         self._awaited.pop(message.number, None)
         return partial(_answer, awaited.answer, message)
 
@@ -228,7 +218,7 @@ def _answer(answer: "asyncio.Future[None]", message: Done | NixlFailed) -> None:
 
 
 def _call(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
-    """Have something done on the event loop, in order."""
+    """Run a call on the event loop, in order."""
     try:
         loop.call_soon_threadsafe(work)
     except RuntimeError:
@@ -236,7 +226,7 @@ def _call(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
 
 
 def _call_and_wait(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
-    """The same, and wait until it was, unless the loop has stopped."""
+    """Run a call on the event loop and wait for it, unless the loop has stopped."""
     done = threading.Event()
 
     def call() -> None:

@@ -1,7 +1,7 @@
-"""A process of ours that holds a NIXL agent: started, watched, and started again.
+"""Supervisor of a process with a NIXL agent: start, watch, restart.
 
-Over TCP an agent gives whoever reaches its port all memory of its process, and a READ of a low
-address ends it. So neither frontend nor worker has one: each has such a process.
+Over TCP an agent exposes all memory of its process to any peer that reaches its port, and a READ of
+a low address kills it. So neither frontend nor worker has an agent: each has such a process.
 """
 
 import logging
@@ -54,7 +54,7 @@ _STOP_S: Final = 10.0
 
 
 class NixlProcess(Generic[_Sent, _Got]):
-    """One process at a time, and a thread that looks after it."""
+    """One process at a time, and a thread that supervises it."""
 
     def __init__(
         self,
@@ -68,20 +68,19 @@ class NixlProcess(Generic[_Sent, _Got]):
         on_message: Callable[[_Got], None],
         on_lost: Callable[[], None],
     ) -> None:
-        """Start it; the thread goes on starting new ones until :meth:`close`.
+        """Start the process; the thread restarts it until :meth:`close`.
 
         Args:
-            module: what it runs.
-            network: what it may use.
-            open_memory: gives a descriptor of the memory it works on, which is closed here.
-            size: bytes of that.
-            writable: whether it maps that for writing.
+            module: the process's module.
+            network: allowed networks.
+            open_memory: returns a descriptor of its memory, which is closed here.
+            size: bytes of that memory.
+            writable: whether it is mapped for writing.
             incoming: type of its messages.
-            on_message: gets them, the first of which says that it is ready; in the thread.
-            on_lost: called there too when one that was ready has ended.
+            on_message: called in the thread; the first message says that the process is ready.
+            on_lost: called in the thread when a ready process has ended.
 
-        Raises:
-            ConfigurationError: the network is impossible.
+        Raises ConfigurationError: the network is impossible.
         """
         network.transports()
         self._module = module
@@ -98,7 +97,7 @@ class NixlProcess(Generic[_Sent, _Got]):
         self._channel: Channel[_Sent | NixlPing, _Got | NixlPong | Unusable] | None = None
         self._process: SpawnedProcess | None = None
         self._first: Future[None] = Future()
-        # Not a pool's: the kernel ends the process with the thread that started it.
+        # Not a pool's: the kernel kills the process when the thread that started it ends.
         self._thread = threading.Thread(target=self._run, name=self._role, daemon=True)
         self._thread.start()
 
@@ -108,10 +107,8 @@ class NixlProcess(Generic[_Sent, _Got]):
             return None if self._process is None else self._process.pid
 
     def wait_until_ready(self, given_up: Callable[[], bool] = lambda: False) -> None:
-        """Wait for the first one, or until it is given up; not on the event loop.
-
-        Raises ConfigurationError: it can't be had; this is closed then.
-        """
+        """Wait for the first process, or until given up; not on the event loop. Raises
+        ConfigurationError: it is unavailable; this is closed then."""
         try:
             while not self._first.done() and not given_up():
                 wait_for([self._first], _GIVEN_UP_S)
@@ -123,10 +120,8 @@ class NixlProcess(Generic[_Sent, _Got]):
             raise
 
     def send(self, message: _Sent) -> None:
-        """Send a message, from any thread.
-
-        Raises ArenaUnavailableError: there is no process at the moment.
-        """
+        """Send a message, from any thread. Raises ArenaUnavailableError: there is no process at the
+        moment."""
         with self._lock:
             if self._channel is None:
                 raise ArenaUnavailableError("the process for NIXL is not there at the moment")
@@ -137,12 +132,12 @@ class NixlProcess(Generic[_Sent, _Got]):
                 raise ArenaUnavailableError(f"the process for NIXL is gone: {error}") from error
 
     def restart(self) -> None:
-        """End the process; another one follows. Nothing that it was doing goes on."""
+        """Kill the process and its work; another one follows."""
         with self._lock:
             self._kill()
 
     def close(self) -> None:
-        """End the process and the thread. The second and later calls do nothing."""
+        """End the process and the thread. Later calls do nothing."""
         self._closed.set()
         self.restart()
         if threading.current_thread() is not self._thread:
@@ -167,7 +162,7 @@ class NixlProcess(Generic[_Sent, _Got]):
                 reason = f"it can't be started: {error}"
                 self._settle(ConfigurationError(f"a process for NIXL can't be started: {error}"))
             except Exception as error:
-                # Our own mistake. Nobody would notice if this thread ended.
+                # An internal error. Without this the thread would end unnoticed.
                 INTERNAL_ERRORS.labels("nixl_process").inc()
                 logger.exception("the thread that looks after a process for NIXL failed")
                 reason = repr(error)
@@ -180,7 +175,7 @@ class NixlProcess(Generic[_Sent, _Got]):
         self._settle(ConfigurationError("NIXL was shut down"))
 
     def _settle(self, error: ConfigurationError | None = None) -> None:
-        """Say how the first start ended; later ones don't matter."""
+        """Record the outcome of the first start; later ones don't matter."""
         if self._first.done():
             return
         if error is None:
@@ -189,10 +184,10 @@ class NixlProcess(Generic[_Sent, _Got]):
             self._first.set_exception(error)
 
     def _one(self) -> bool:
-        """Start one and read what it says until it ends; whether it was ready."""
+        """Start a process and handle its messages until it ends; return whether it was ready."""
         channel = self._start()
         ready = False
-        # A timer, since a process that hangs before it is ready would hold this for ever.
+        # A timer, since a process that hangs before it is ready would block this for ever.
         impatience = threading.Timer(START_S, self.restart)
         impatience.daemon = True
         impatience.start()

@@ -1,4 +1,4 @@
-"""Reads items over NIXL in pieces, which are checked as they come, and builds them."""
+"""Read items over NIXL in pieces, check them on arrival, and build them."""
 
 import asyncio
 from collections import deque
@@ -29,15 +29,15 @@ touched before any of its bytes has come."""
 
 
 class _OwnMemory:
-    """Memory of items that find no room, got and given back in one thread: page faults of many at
-    once stall the event loop, and unmapping takes long."""
+    """Memory of items that find no room, allocated and freed in one thread: concurrent page faults
+    stall the event loop, and unmapping takes long."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="nixl-memory")
         self._bytes = 0  # that thread's
 
     async def room(self, size: int) -> Room:
-        """Raises ArenaFullError: there is not that much."""
+        """Allocate memory. Raises ArenaFullError: there is not enough."""
         loop = asyncio.get_running_loop()
         memory = [await loop.run_in_executor(self._thread, self._get, size)]
 
@@ -75,18 +75,19 @@ class _OwnMemory:
 class NixlReading:
     """Connects to frontends and reads segments of their arenas. For use on one event loop.
 
-    Items are used where they land if none but processes of this user can write there, as they can
-    to the arena. Where a network can be reached nobody knows who writes to the landing area; each
-    piece is copied to memory of this process alone, and checked there.
+    Items are used in place if only processes of this user can write there, as to the arena. If a
+    network can reach the landing area, its writers are unknown: each piece is copied to private
+    memory, and checked there.
 
     Attributes:
-        on_lost: called when the process ended, and with it all connections.
+        on_lost: called when the process, with its connections, ended.
     """
 
     def __init__(self, network: NixlNetwork, slots: int, memory: int) -> None:
-        """Args:
-        slots: reads that go on at the same time.
-        memory: bytes for items until they are given back, a multiple of the page size.
+        """
+        Args:
+            slots: concurrent reads.
+            memory: bytes for items until they are released, a multiple of the page size.
         """
         self._network = network
         self._slots = slots
@@ -112,7 +113,7 @@ class NixlReading:
         return None if self._link is None else self._link.pid
 
     async def start(self) -> None:
-        """Start the process unless it was: about a second.
+        """Start the process unless it runs: about a second.
 
         Raises:
             ArenaUnavailableError: this was closed.
@@ -121,7 +122,7 @@ class NixlReading:
         if self._closed:
             raise ArenaUnavailableError("NIXL was shut down")
         if self._link is None:
-            # One start for all who wait, and it ends also when nobody does any more.
+            # One start for all waiters, which completes even if all are cancelled.
             if self._starting is None or self._starting.done():
                 self._starting = asyncio.create_task(self._begin(), name="nixl-start")
             await asyncio.shield(self._starting)
@@ -137,15 +138,13 @@ class NixlReading:
         return link, copies
 
     def restart(self) -> None:
-        """End the process, and with it all reads; another one follows."""
+        """Kill the process and its reads; another one follows."""
         if self._link is not None:
             self._link.restart()
 
     async def connect(self, offer: NixlOffer) -> None:
-        """Connect to a frontend and check that it is the one.
-
-        Raises ArenaUnavailableError: it can't be reached, or is another.
-        """
+        """Connect to a frontend and check its identity. Raises ArenaUnavailableError: it can't be
+        reached, or is another."""
         await self._started.connect(offer.agent, offer.unpack_metadata())
         try:
             await self.check(offer)
@@ -158,10 +157,8 @@ class NixlReading:
             self._link.disconnect(agent)
 
     async def check(self, offer: NixlOffer) -> None:
-        """Read the probe of a connected frontend's arena.
-
-        Raises ArenaUnavailableError: it can't be read, or is another.
-        """
+        """Read the probe of a connected frontend's arena. Raises ArenaUnavailableError: it can't be
+        read, or is another."""
         head = await self._peek(Source(offer.agent, offer.address, HEAD_SIZE))
         check_head(memoryview(head), offer.arena)
 
@@ -181,7 +178,7 @@ class NixlReading:
             or self._copies.take(layout.length)
             or await self._own_memory.room(layout.length)
         )
-        # Not before all of its reads have ended.
+        # Released only after all of its reads have ended.
         with undo_on_error(room.release):
             found = Checksum(offer.key, metadata.generation, metadata.mm_hash)
             source = Source(offer.agent, offer.address + metadata.offset, layout.length)
@@ -195,7 +192,7 @@ class NixlReading:
     async def _fill(
         self, room: Room, landing: LandingArea, source: Source, found: Checksum
     ) -> None:
-        """Read a segment. Ends when all of its reads have ended."""
+        """Read a segment. Returns when all of its reads have ended."""
         if room.offset is None:
             await self._copy(room, landing, source, found)
         else:
@@ -204,14 +201,14 @@ class NixlReading:
     async def _copy(
         self, room: Room, landing: LandingArea, source: Source, found: Checksum
     ) -> None:
-        """Read a segment by way of slots, several pieces at a time."""
+        """Read a segment through slots, several pieces at a time."""
         starts = deque(piece_starts(source.size))
 
         async def read_one(start: int) -> None:
             target = room.memory[start : start + PIECE]
 
             def arrived(_: int, slot: memoryview) -> None:
-                # A copy first: what is in the slot may be changed after it was checked.
+                # A copy first: the slot may be changed after the check.
                 copy_bytes(target, slot)
                 found.add(start, target)
 
@@ -229,9 +226,8 @@ class NixlReading:
                 raise outcome
 
     async def _explain(self, offer: NixlOffer, metadata: NixlMetadata, segment: memoryview) -> None:
-        """Why bytes are not what they should be: raises StaleSegmentError or
-        CorruptSegmentError."""
-        # Once more, since it may have been overwritten while it was read.
+        """Raise StaleSegmentError or CorruptSegmentError for a wrong checksum."""
+        # Read again, since it may have been overwritten during the read.
         again = await self._peek(Source(offer.agent, offer.address + metadata.offset, HEADER_SIZE))
         for header in (segment[:HEADER_SIZE], again):
             check_header(

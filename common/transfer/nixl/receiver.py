@@ -1,7 +1,7 @@
-"""The worker's end: it READs from the arena of a frontend anywhere.
+"""The worker's end: it READs from the arena of a frontend on any host.
 
-The worker has no agent in its own process, see :mod:`common.transfer.nixl.process`. Connections to
-frontends are kept when these leave, and mended when they break.
+The worker's process has no agent, see :mod:`common.transfer.nixl.process`. Connections to frontends
+are kept after these leave, and reconnected when they break.
 """
 
 import asyncio
@@ -40,8 +40,8 @@ whose connection broke."""
 
 
 class _Left(NamedTuple):
-    """A frontend whose connection is kept, until the frontend or, if the connection is broken,
-    the last read over it has ended."""
+    """A frontend whose connection is kept until it has ended; a broken one only until its last read
+    has ended."""
 
     offer: NixlOffer
     broken: bool
@@ -49,7 +49,7 @@ class _Left(NamedTuple):
 
 
 class NixlPeers:
-    """Keeps the connections of a worker, and ends its reads in time.
+    """Keeps a worker's connections, and enforces the deadline of its reads.
 
     Attributes:
         deadline: seconds that a read may take.
@@ -68,10 +68,8 @@ class NixlPeers:
         self._running: set[asyncio.Task[Any]] = set()
 
     def offer(self, agent: str) -> NixlOffer:
-        """That of a frontend which can be read from.
-
-        Raises ArenaUnavailableError: it isn't connected, or doesn't answer.
-        """
+        """Return a readable frontend's offer. Raises ArenaUnavailableError: it isn't connected, or
+        doesn't answer."""
         offer = self._offers.get(agent)
         if offer is None:
             raise ArenaUnavailableError(f"{agent} isn't connected here")
@@ -113,13 +111,13 @@ class NixlPeers:
             self._offers[agent] = offer
 
     def detach(self, agent: str) -> None:
-        """Let go of a frontend that left, or can't be reached for a while; items received from
-        it stay usable."""
+        """Detach a frontend that left or is unreachable for a while; its received items stay
+        usable."""
         self._stop_mending(agent)
         self._let_go(agent, broken=False)
 
     def broke(self, offer: NixlOffer) -> None:
-        """A read ended with an error: make a new connection."""
+        """Reconnect after a failed read."""
         agent = offer.agent
         if self._offers.get(agent) is offer:  # the first that notices
             self._stop_mending(agent)
@@ -129,7 +127,7 @@ class NixlPeers:
             )
 
     def close(self) -> None:
-        """Let go of all. Reads under way go on."""
+        """Detach all frontends. Reads under way continue."""
         self._offers.clear()
         for left in self._left.values():
             left.watch.cancel()
@@ -137,8 +135,8 @@ class NixlPeers:
             mending.cancel()
 
     async def ended(self) -> None:
-        """Wait until nothing goes on: soon, once the process that reads is closed. Nothing refers
-        to memory that was read to any more, as the tasks' errors would."""
+        """Wait until all tasks have ended: soon, once the reading process is closed. Drops the
+        tasks, whose errors would refer to the memory."""
         watching = [left.watch for left in self._left.values()]
         await asyncio.gather(*watching, *self._mending.values(), return_exceptions=True)
         while self._running:
@@ -152,18 +150,16 @@ class NixlPeers:
         work: Coroutine[Any, Any, _Result],
         undo: Callable[[_Result], object] = lambda _: None,
     ) -> _Result:
-        """What some work of the reader gives. A read can't be stopped: it goes on when nobody waits
-        for it any more, and ``undo`` gets what it gives.
-
-        Raises TransferTimeoutError: it goes on, and holds its slot, but nobody waits for it.
-        """
+        """Return the result of a read within the deadline. It can't be stopped: ``undo`` gets a
+        result without a waiter. Raises TransferTimeoutError: the read continues, and holds its
+        slot."""
         overdue = abandoned = False
         self._reading[agent] += 1
         task = asyncio.create_task(work, name=f"nixl-{agent}")
         self._running.add(task)
 
         def late() -> None:
-            # Also if nobody waits for it any more: it holds its slot all the same.
+            # Also without a waiter: it holds its slot all the same.
             nonlocal overdue
             overdue = True
             self._overdue[agent] += 1
@@ -201,7 +197,7 @@ class NixlPeers:
                 ) from error
 
     def _free_slots_by_force(self) -> None:
-        """If all slots are held by frontends that don't answer, the others must not suffer."""
+        """Restart the process if unresponsive frontends hold all slots."""
         if self._reader.stuck_for > self.deadline / 2:
             logger.warning("all reads over NIXL are overdue: giving them up")
             self._reader.restart()
@@ -220,7 +216,7 @@ class NixlPeers:
             self._left[agent] = _Left(offer, broken, watch)
 
     async def _mend(self, offer: NixlOffer) -> None:
-        """Connect again, which NIXL doesn't do by itself. Meanwhile items come inline."""
+        """Reconnect, which NIXL doesn't do by itself. Meanwhile items come inline."""
         logger.warning("the NIXL connection to %s broke: making a new one", offer.agent)
         backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
@@ -239,15 +235,15 @@ class NixlPeers:
             mending.cancel()
 
     async def _forget_once_gone(self, offer: NixlOffer) -> None:
-        """Disconnect from a frontend that left once it has ended. NIXL doesn't close its connection
-        to a peer that lives: one that is found again would cost a socket at both ends."""
+        """Disconnect from a frontend once it has ended. NIXL doesn't close its connection to a
+        living peer: a reconnect would cost a socket at both ends."""
         backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while await self._lives(offer):  # noqa: ASYNC110  # no event tells of its end
             await asyncio.sleep(backoff.next_s())
         self._forget(offer.agent)
 
     async def _lives(self, offer: NixlOffer) -> bool:
-        """Whether a frontend can be read from. Says yes while that isn't known."""
+        """Return whether a frontend can be read from; True while unknown."""
         if self._reading[offer.agent]:
             return True
         try:
@@ -259,7 +255,7 @@ class NixlPeers:
         return True
 
     def _forget(self, agent: str) -> None:
-        """Disconnect from a frontend that nothing is read from."""
+        """Disconnect from a frontend without reads."""
         del self._left[agent], self._reading[agent], self._overdue[agent]
         self._disconnect(agent)
 
@@ -268,11 +264,7 @@ class NixlPeers:
 
 
 class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
-    """Reads segments by way of a process of its own.
-
-    Attributes:
-        network: what it may use.
-    """
+    """Reads segments through a process of its own."""
 
     transport: ClassVar[Transport] = "nixl"
     metadata_type = NixlMetadata
@@ -285,12 +277,12 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
         slots: int = 32,
         deadline: float = 10.0,
     ) -> None:
-        """Starts nothing: the process comes with the first frontend that needs it.
+        """Start nothing: the process starts with the first frontend that needs it.
 
         Args:
-            memory: bytes for items until they are given back, a multiple of the page size; the
-                others get memory of their own.
-            slots: reads that go on at the same time, of an item or a piece of 2 MiB.
+            memory: bytes for items until they are released, a multiple of the page size; further
+                items get memory of their own.
+            slots: concurrent reads, of an item or a piece of 2 MiB.
             deadline: seconds that a read may take.
 
         Raises ConfigurationError: the network is impossible.
@@ -303,10 +295,8 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
         self._attachments = Attachments(self._peers.detach)
 
     async def start(self) -> None:
-        """Start the process now: about a second.
-
-        Raises ConfigurationError: NIXL can't be used here.
-        """
+        """Start the process now: about a second. Raises ConfigurationError: NIXL can't be used
+        here."""
         await self._reading.start()
 
     @property
@@ -329,8 +319,8 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
         return Accepted(reply.model_copy(update={"nixl": offer.nixl.agent}), attachment)
 
     async def attach(self, offer: NixlOffer) -> Attachment:
-        """Connect to a frontend and prove it by reading the arena's probe. A connection that
-        breaks later is made anew, until all who attached it have detached.
+        """Connect to a frontend and prove it by reading the arena's probe. A broken connection is
+        renewed until all attachments are detached.
 
         Raises:
             ArenaUnavailableError: it can't be reached, or the probe is wrong.
@@ -360,5 +350,5 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
     async def close(self) -> None:
         self._peers.close()
         await asyncio.shield(self._reading.close())
-        # Or they would hold their slots until the event loop has its next turn.
+        # They would hold their slots until the event loop's next turn.
         await self._peers.ended()

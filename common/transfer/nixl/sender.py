@@ -1,6 +1,6 @@
 """The frontend's end: the arena is registered with NIXL, and workers READ from it.
 
-The frontend has no agent in its own process, see :mod:`common.transfer.nixl.process`.
+The frontend's process has no agent, see :mod:`common.transfer.nixl.process`.
 """
 
 import threading
@@ -31,7 +31,7 @@ _SERVER: Final = "common.transfer.nixl_processes.server"
 
 
 class NixlSender(ArenaSender):
-    """Leases segments of an arena to workers anywhere."""
+    """Leases segments of an arena to workers on any host."""
 
     transport: ClassVar[Transport] = "nixl"
 
@@ -43,19 +43,13 @@ class NixlSender(ArenaSender):
         on_sent: SentHook | None = None,
         given_up: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Start the process that serves the arena, and wait for it: a second, not on the
-        event loop.
+        """Start the process that serves the arena and wait a second for it; not on the event loop.
 
-        Where devices register no memory but what can be written, items are leased from a second
-        arena of the same size: what somebody writes there is nobody's truth.
+        If devices register only writable memory, items are leased from a second arena of the same
+        size, whose bytes are never trusted. Close this before the arena. ``given_up`` is polled:
+        whether the wait was abandoned.
 
-        Close this before the arena.
-
-        Args:
-            given_up: whether nobody waits for it any more; asked now and then.
-
-        Raises:
-            ConfigurationError: NIXL can't be used here.
+        Raises ConfigurationError: NIXL can't be used here.
         """
         writable = network.registers_for_writing
         self._own: Arena | None = None
@@ -87,7 +81,7 @@ class NixlSender(ArenaSender):
 
     @property
     def offer(self) -> NixlOffer | None:
-        """Goes to workers; another one after each restart, None in between."""
+        """Offer for workers; a new one after each restart, None in between."""
         return self._offer
 
     @property
@@ -171,14 +165,14 @@ class NixlSender(ArenaSender):
             return  # the next one is told when it is ready
 
     def close(self) -> None:
-        """Stop serving. The second and later calls do nothing."""
+        """Stop serving. Later calls do nothing."""
         self._process.close()
         if self._own is not None:
             self._own.close()
 
 
 class LateNixl:
-    """What makes a :class:`NixlSender` once a worker needs it: its process takes a second to
+    """Factory of a :class:`NixlSender`, used once a worker needs it: its process takes a second to
     start."""
 
     transport: ClassVar[Transport] = "nixl"
@@ -188,7 +182,7 @@ class LateNixl:
         self._network = network
 
     def reaches(self, terms: TransferReply) -> bool:
-        """Whether NIXL may lead to a worker, from where that says it is."""
+        """Return whether NIXL may reach a worker, given its location."""
         return (
             nixl_installed()
             and terms.could_nixl
@@ -196,13 +190,8 @@ class LateNixl:
         )
 
     def start(self, given_up: Callable[[], bool] = lambda: False) -> NixlSender:
-        """Start it and wait for it, in a thread.
-
-        Args:
-            given_up: whether nobody waits for it any more; asked now and then.
-
-        Raises ConfigurationError: it can't be had here.
-        """
+        """Start the sender and wait for it, in a thread, unless ``given_up``. Raises
+        ConfigurationError: it is unavailable here."""
         try:
             return NixlSender(self._arena, self._network, given_up=given_up)
         except ConfigurationError as error:

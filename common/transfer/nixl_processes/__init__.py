@@ -1,6 +1,6 @@
-"""The processes that hold a NIXL agent: what they run, what they may use, how they are spoken to.
+"""Processes with a NIXL agent: their programs, restrictions and messages.
 
-Without vLLM and PyTorch, so that they start at once, and have little that a stranger could take.
+Without vLLM and PyTorch, so that they start fast, and expose little to an attacker.
 """
 
 from common.transfer.nixl_processes.child import Start, wait

@@ -1,10 +1,10 @@
-"""Our use of NIXL's Python binding: one class, its errors mapped, and no progress thread.
+"""NIXL's Python binding: one class, its errors mapped, and no progress thread.
 
-Only for the processes that hold nothing else: whoever reaches an agent's port may read and
-write all memory of its process.
+Only for processes with nothing else: any peer that reaches an agent's port may read and write all
+memory of its process.
 
-The stock progress thread spins on a whole core from the first transfer on. Without it,
-whoever owns an agent moves its transfers by calling it, from one thread at a time.
+The stock progress thread spins on a whole core from the first transfer on. Without it the owner
+moves transfers by calling the agent, from one thread at a time.
 """
 
 import secrets
@@ -17,14 +17,12 @@ _MEMORY: Final = "DRAM"
 
 
 class NixlAgent:
-    """A NIXL agent with the UCX backend. Not for use by two threads at once."""
+    """A NIXL agent with the UCX backend. Not thread-safe."""
 
     def __init__(self, role: str, error_handling: str) -> None:
-        """Takes about half a second. The role begins the agent's name, for logs; UCX treats a peer
-        that dies as ``peer`` or ``none`` says.
-
-        Raises ConfigurationError: NIXL is not installed here, or without UCX.
-        """
+        """Create an agent, in about half a second. ``role`` begins its name, for logs;
+        ``error_handling`` is UCX's treatment of a dead peer, ``peer`` or ``none``. Raises
+        ConfigurationError: NIXL is not installed here, or without UCX."""
         try:
             from nixl import _api
         except ImportError as error:
@@ -61,23 +59,20 @@ class NixlAgent:
             raise ConfigurationError(f"a NIXL agent can't be made: {error}") from error
 
     def register(self, address: int, size: int) -> None:
-        """Make memory known to the network. Raises ArenaUnavailableError: it can't be."""
+        """Register memory with the network. Raises ArenaUnavailableError: that failed."""
         try:
             self._agent.register_memory([(address, size, 0, "")], _MEMORY)
         except self._errors as error:
             raise ArenaUnavailableError(f"NIXL can't register {size} bytes: {error}") from error
 
     def metadata(self) -> bytes:
-        """How to reach this agent and what it has registered by now."""
+        """Return this agent's address and registered memory."""
         metadata: bytes = self._agent.get_agent_metadata()
         return metadata
 
     def connect(self, metadata: bytes) -> str:
-        """Get to know another agent; gives its name. The connection is made with the first
-        transfer.
-
-        Raises ArenaUnavailableError: the metadata is unusable here.
-        """
+        """Add another agent and return its name; the first transfer connects. Raises
+        ArenaUnavailableError: the metadata is unusable here."""
         try:
             name: str | bytes = self._agent.add_remote_agent(metadata)
         except self._errors as error:
@@ -85,26 +80,22 @@ class NixlAgent:
         return name.decode() if isinstance(name, bytes) else name
 
     def disconnect(self, name: str) -> None:
-        """Forget another agent, which must not be read from: bytes may arrive even after this.
-
-        Raises ArenaUnavailableError: it isn't known.
-        """
+        """Forget an agent without reads: bytes may arrive even after this. Raises
+        ArenaUnavailableError: it isn't known."""
         try:
             self._agent.remove_remote_agent(name)
         except self._errors as error:
             raise _gone(name, error) from error
 
     def progress(self) -> None:
-        """Serve other agents' transfers; they stand still meanwhile where the network can't
-        read memory by itself, as over TCP."""
-        # Nobody sends notifications; asking for them is the call that makes progress.
+        """Serve other agents' transfers. Between calls they stand still on a network that can't
+        read memory by itself, such as TCP."""
+        # There are no notifications; asking for them is the call that makes progress.
         self._agent.get_new_notifs()
 
     def read(self, peer: str, local: int, remote: int, size: int) -> "NixlRead":
-        """Begin to copy a peer's registered memory into ours, from address to address.
-
-        Raises ArenaUnavailableError: the peer is gone.
-        """
+        """Start copying a peer's registered memory into ours, from address to address. Raises
+        ArenaUnavailableError: the peer is gone."""
         try:
             handle = self._agent.initialize_xfer(
                 "READ",
@@ -126,8 +117,8 @@ class NixlAgent:
 
 
 class NixlRead:
-    """A transfer under way. Its target is written to until :meth:`poll` says otherwise:
-    releasing the handle, or forgetting the peer, doesn't stop bytes from arriving."""
+    """A transfer under way. Its target is written to until :meth:`poll` says otherwise: neither
+    releasing the handle nor forgetting the peer stops it."""
 
     def __init__(self, agent: NixlAgent, peer: str, handle: Any, state: str) -> None:
         self._agent = agent
@@ -136,10 +127,8 @@ class NixlRead:
         self._state = state
 
     def poll(self) -> bool:
-        """Move it on; whether all bytes are there.
-
-        Raises ArenaUnavailableError: it failed, and no more bytes will come.
-        """
+        """Advance the transfer; return whether it is complete. Raises ArenaUnavailableError: it
+        failed, and no more bytes will come."""
         if self._state == "PROC":
             self._state = self._agent._state(self._peer, self._handle)
         if self._state == "ERR":

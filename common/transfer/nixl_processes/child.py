@@ -1,8 +1,7 @@
-"""What the processes that hold a NIXL agent have in common: how they begin, and what they
-deny themselves.
+"""Start and confinement of the processes with a NIXL agent.
 
-Whoever reaches an agent's port over TCP may take over its process. So it has no secrets, can't
-open files, can't trace or signal the processes outside, and ends with the one that started it.
+A peer that reaches an agent's port over TCP may take over its process. So the process has no
+secrets, can't open files, can't trace or signal outside processes, and ends with its parent.
 """
 
 import ctypes
@@ -47,15 +46,15 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Start(msgspec.Struct, frozen=True):
-    """What the process that starts one says, as arguments.
+    """Arguments of the process.
 
     Attributes:
-        channel: descriptor of the socket on which it is spoken to.
-        memory: descriptor of the memory that others read, or that is read to.
+        channel: descriptor of the socket to its parent.
+        memory: descriptor of the memory that peers read, or that reads write to.
         size: bytes of it.
-        error_handling: how UCX treats a peer that dies.
+        error_handling: UCX's treatment of a dead peer.
         needs_files: whether UCX opens files for each new peer.
-        parent: who starts it.
+        parent: process id.
         torch_has_cuda: whether PyTorch here is built for CUDA.
         writable: whether the memory must be mapped for writing.
     """
@@ -70,7 +69,7 @@ class Start(msgspec.Struct, frozen=True):
     writable: bool
 
     def argument(self) -> str:
-        """As it stands on the command line."""
+        """Encode for the command line."""
         return msgspec.json.encode(self).decode()
 
     @classmethod
@@ -82,48 +81,49 @@ class Start(msgspec.Struct, frozen=True):
 
 
 def begin(start: Start) -> None:
-    """First of all: end with the parent, and leave no memory behind for others to find."""
+    """Run first: end with the parent, and leave no core dump."""
     end_with_parent(signal.SIGKILL)
     if orphaned(start):
         raise SystemExit(0)
-    # Those who stop the parent with Ctrl-C mean the parent, which then stops us.
+    # Ctrl-C is meant for the parent, which then stops this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if not start.torch_has_cuda:
-        # NIXL would import it, for a second, to learn for which CUDA it is built.
+        # NIXL would import it, for a second, to learn its CUDA version.
         sys.modules["torch"] = None  # type: ignore[assignment] # makes the import fail
 
 
 def orphaned(start: Start) -> bool:
-    """Whether the process that started this one is gone."""
+    """Return whether the parent is gone."""
     return os.getppid() != start.parent
 
 
 def confine(start: Start) -> bool:
-    """Before the agent and its threads are made: from now on this process can read libraries and
-    devices, and no other file; it can't trace or signal those outside. Return whether that is so:
-    the kernel has Landlock (from 5.13 on), and it is wanted.
+    """Confine this process before the agent and its threads exist; return whether that worked.
 
-    Shared memory between processes of one user needs files. Whoever can get at that could do
-    without this process, so nothing is confined there.
+    Afterwards it can open only libraries and devices, and can't trace or signal outside processes.
+    Needs Landlock (kernel 5.13).
+
+    Shared memory between processes of one user needs files. An attacker with access to it does not
+    need this process, so nothing is confined there.
     """
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     return not start.needs_files and _landlock()
 
 
 def no_more_processes() -> None:
-    """Once the agent has its threads."""
+    """Forbid new processes and threads, once the agent has its threads."""
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 
 
 def listeners() -> list[int]:
-    """Descriptors of the sockets on which others can connect to this process."""
+    """Return the descriptors of this process's listening sockets."""
     return [descriptor for descriptor in range(256) if listens(descriptor)]
 
 
 def listens(descriptor: int) -> bool:
-    """Whether others can still connect there. UCX closes its socket when a stranger has taken
-    all descriptors, and never opens another."""
+    """Return whether a socket still listens. UCX closes its socket when an attacker has used up all
+    descriptors, and never opens another."""
     try:
         end = socket.socket(fileno=descriptor)
     except OSError:
@@ -135,7 +135,7 @@ def listens(descriptor: int) -> bool:
 
 
 def wait(channel: int, seconds: float) -> bool:
-    """Wait for a message; whether there is one."""
+    """Wait for a message; return whether there is one."""
     poll = select.poll()
     poll.register(channel, select.POLLIN)
     return bool(poll.poll(seconds * 1e3))
@@ -164,7 +164,7 @@ def _landlock() -> bool:
 
 
 def _libraries() -> set[str]:
-    # Not all of Python's search path: there may be keys in the directory we were started in.
+    # Not all of Python's search path: the starting directory may contain keys.
     paths = {sys.prefix, sys.base_prefix, *_LIBRARIES, *(f"/proc/{x}" for x in _OF_THE_SYSTEM)}
     for package in _PACKAGES:
         if (found := importlib.util.find_spec(package)) is not None and found.origin is not None:

@@ -1,7 +1,6 @@
-"""What a process of ours and the process that holds its NIXL agent say to each other.
+"""Messages between a process of ours and the one with its NIXL agent.
 
-Typed, and never pickled: whoever reaches an agent's port may have taken over the process
-behind it.
+Typed, and never pickled: an attacker at an agent's port may have taken over its process.
 """
 
 import socket
@@ -16,14 +15,14 @@ LARGEST: Final = 1 << 18
 class Serving(msgspec.Struct, frozen=True, tag="serving"):
     """The arena is registered, at an address of that process."""
 
-    # No more than an offer to workers may say: a stranger may have taken the process over.
+    # Limited like an offer to workers: the process may have been taken over.
     agent: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
     metadata: Annotated[bytes, msgspec.Meta(max_length=3 << 15)]
     address: Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Leased(msgspec.Struct, frozen=True, tag="leased"):
-    """Whether somebody is about to read: then the agent is looked after more often."""
+    """Whether reads are expected: then the agent is polled more often."""
 
     active: bool
 
@@ -33,7 +32,7 @@ class Reading(msgspec.Struct, frozen=True, tag="reading"):
 
 
 class Unusable(msgspec.Struct, frozen=True, tag="unusable"):
-    """There can be no agent, for a reason; the process ends."""
+    """No agent is possible, for a reason; the process ends."""
 
     reason: str
 
@@ -47,7 +46,7 @@ class NixlPong(msgspec.Struct, frozen=True, tag="pong"):
 
 
 class Connect(msgspec.Struct, frozen=True, tag="connect"):
-    """Get to know an agent; answered with :class:`Done` or :class:`NixlFailed`."""
+    """Register an agent; answered with :class:`Done` or :class:`NixlFailed`."""
 
     number: int
     agent: str
@@ -55,12 +54,12 @@ class Connect(msgspec.Struct, frozen=True, tag="connect"):
 
 
 class Read(msgspec.Struct, frozen=True, tag="read"):
-    """Copy an agent's memory into the landing area, one piece after the other. Each piece is
-    answered with :class:`Done` in order, until one is answered with :class:`NixlFailed`.
+    """Copy an agent's memory into the landing area, piece by piece. Each piece is answered with
+    :class:`Done` in order, until one is answered with :class:`NixlFailed`.
 
     Attributes:
         number: the answers'.
-        remote: address there.
+        remote: address at the agent.
         offset: in the landing area.
         size: bytes.
         piece: bytes of a piece; the last one may be smaller.
@@ -75,19 +74,19 @@ class Read(msgspec.Struct, frozen=True, tag="read"):
 
 
 class Disconnect(msgspec.Struct, frozen=True, tag="disconnect"):
-    """Forget an agent that nothing is read from; not answered."""
+    """Forget an agent without reads; not answered."""
 
     agent: str
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """It succeeded."""
+    """Success."""
 
     number: int
 
 
 class NixlFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """It failed, and no more bytes will come."""
+    """Failure; no more bytes will come."""
 
     number: int
     reason: str
@@ -103,15 +102,13 @@ _Got = TypeVar("_Got")
 
 
 class Channel(Generic[_Sent, _Got]):
-    """One end of a pair of sockets that keep messages apart."""
+    """One end of a socket pair that preserves message boundaries."""
 
     def __init__(
         self, end: socket.socket, incoming: object, *, waits_to_send: bool = False
     ) -> None:
-        """Args:
-        end: of type SOCK_SEQPACKET.
-        waits_to_send: whether to wait if the other end has hundreds of messages to read.
-        """
+        """Take a SOCK_SEQPACKET socket; ``waits_to_send`` while the peer has hundreds of unread
+        messages."""
         self._socket = end
         self._flags = 0 if waits_to_send else socket.MSG_DONTWAIT
         self._encoder = msgspec.msgpack.Encoder()
@@ -121,19 +118,13 @@ class Channel(Generic[_Sent, _Got]):
         return self._socket.fileno()
 
     def send(self, message: _Sent) -> None:
-        """Send a message.
-
-        Raises OSError: the other end is gone, or doesn't read and this one doesn't wait for it.
-        """
+        """Send a message. Raises OSError: the peer is gone, or its queue is full and this end
+        doesn't wait."""
         self._socket.send(self._encoder.encode(message), self._flags)
 
     def receive(self) -> _Got:
-        """Wait for a message.
-
-        Raises:
-            EOFError, OSError: the other end is gone.
-            msgspec.MsgspecError: it sent nonsense.
-        """
+        """Wait for a message. Raises EOFError or OSError: the peer is gone. Raises
+        msgspec.MsgspecError: it sent malformed data."""
         data = self._socket.recv(LARGEST)
         if not data:
             raise EOFError

@@ -1,4 +1,4 @@
-"""Over which networks NIXL may go, and how UCX is told.
+"""Networks that NIXL may use, and UCX's configuration for them.
 
 Pure: the environment is read where a process starts.
 """
@@ -38,17 +38,17 @@ _PREFIXES_PASSED_ON: Final = ("UCX_", "NIXL_")
 
 
 def nixl_installed() -> bool:
-    """Whether NIXL can be imported; doesn't import it."""
+    """Return whether NIXL can be imported, without importing it."""
     return importlib.util.find_spec("nixl") is not None
 
 
 @dataclass(frozen=True)
 class NixlNetwork:
-    """What the operator allows.
+    """Networks that the operator allows.
 
     Attributes:
         interface: network device, as UCX names it: ``mlx5_0:1``, ``eth0``. None for loopback.
-        narrowed_to: UCX's names of the only transports that may be used; empty for all.
+        narrowed_to: the only UCX transports to use; empty for all.
     """
 
     interface: str | None = None
@@ -61,22 +61,20 @@ class NixlNetwork:
         return self.interface not in (None, LOOPBACK)
 
     def reaches(self, *, same_ipc: bool, same_loopback: bool) -> bool:
-        """Whether it may lead to a process in our IPC or network namespace, or elsewhere: what
-        can't work needn't be started."""
+        """Return whether it may reach a process, given common namespaces; an unreachable one needs
+        no start."""
         return self.leaves_host or (same_loopback if self.allow_tcp else same_ipc)
 
     @property
     def error_handling(self) -> str:
-        """How UCX is to treat a peer that dies: what NIXL calls ``ucx_error_handling_mode``.
-
-        Shared memory can't tell, and UCX refuses to connect over nothing else if it must.
-        """
+        """UCX's treatment of a dead peer (NIXL's ``ucx_error_handling_mode``). Shared memory can't
+        detect one, and UCX refuses to connect if it must."""
         return "peer" if self.leaves_user else "none"
 
     @property
     def leaves_user(self) -> bool:
-        """Whether others than processes of this user may get at the memory of a process that holds
-        an agent: over TCP, and over a device whose checks we have not tried."""
+        """Whether other users may access the memory of a process with an agent: over TCP, and over
+        devices whose protection is untested."""
         return not set(self.transports()) <= {"self", *_THIS_HOST}
 
     @property
@@ -85,17 +83,15 @@ class NixlNetwork:
 
     @property
     def registers_for_writing(self) -> bool:
-        """Whether memory must be writable to be registered, as for RDMA devices."""
+        """Whether registered memory must be writable, as for RDMA devices."""
         return any(name in _HARDWARE_NAMES for name in self.transports())
 
     def transports(self) -> tuple[str, ...]:
-        """UCX's names of the transports that may be used.
-
-        Raises ConfigurationError: it was narrowed to what is not allowed.
-        """
+        """Return the UCX transports that may be used. Raises ConfigurationError: UCX_TLS names a
+        forbidden one."""
         allowed = ["self"]
         if not self.leaves_host or self.allow_tcp:
-            # A process on this host gets copies, whatever the others get.
+            # Other processes on this host get copies, whatever remote ones get.
             allowed += [] if self.allow_tcp else _THIS_HOST
         if self.leaves_host:
             allowed += _HARDWARE
@@ -113,8 +109,8 @@ class NixlNetwork:
         return tuple(dict.fromkeys(("self", *wanted)))
 
     def environment(self, given: Mapping[str, str], search_path: list[str]) -> dict[str, str]:
-        """All that a process which holds an agent gets to know of its environment: what UCX, NIXL
-        and the loader of libraries need is passed on, so no key of an API."""
+        """Return the environment of a process with an agent: only variables of UCX, NIXL and the
+        library loader pass, so no API key."""
         passed_on = {
             name: value
             for name, value in given.items()
@@ -133,7 +129,7 @@ class NixlNetwork:
 
 
 def narrowed(ucx_tls: str | None) -> tuple[str, ...]:
-    """What ``UCX_TLS`` says, as :attr:`NixlNetwork.narrowed_to`."""
+    """Parse ``UCX_TLS`` for :attr:`NixlNetwork.narrowed_to`."""
     if ucx_tls is None or ucx_tls.strip() in ("", "all"):
         return ()
     return tuple(name.strip() for name in ucx_tls.split(",") if name.strip())

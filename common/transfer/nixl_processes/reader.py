@@ -1,10 +1,9 @@
-"""The process that reads from frontends over NIXL, into memory that a worker maps too.
+"""Process that reads from frontends over NIXL, into memory that a worker maps too.
 
-    python -m common.transfer.nixl_processes.reader ...
+ python -m common.transfer.nixl_processes.reader ...
 
-Where a network can be reached the worker copies out what came and checks the copy, so what somebody
-writes to this process over it changes nothing: at most it ends this process, and another one is
-started.
+If a network can reach it, the worker copies the data out and checks the copy. So writes of an
+attacker change nothing: at most they kill this process, which is restarted.
 """
 
 import mmap
@@ -55,9 +54,8 @@ begin, so there it is one."""
 
 
 def pause(age: float) -> float:
-    """How long to wait before transfers are looked at again, by the seconds since their youngest
-    piece began: proportional, so that neither a short one waits noticeably longer than it must nor
-    a long one takes a core from whoever serves it."""
+    """Return the seconds until the next poll, given the age of the youngest piece. Proportional: a
+    short transfer waits little, and a long one does not take a core from its server."""
     if age < _SPIN_SECONDS:
         return 0.0
     return min(age / 8, _LONGEST_PAUSE) if age < _OVERDUE_AFTER else _OVERDUE_PAUSE
@@ -65,13 +63,13 @@ def pause(age: float) -> float:
 
 @dataclass(eq=False)
 class _Transfer:
-    """Bytes that are read piece by piece.
+    """A read in pieces.
 
     Attributes:
-        began: when the last piece was begun.
-        posted: bytes that were begun.
-        pieces: on their way, in order.
-        failure: why no more are begun.
+        began: start time of the last piece.
+        posted: bytes of started pieces.
+        pieces: in flight, in order.
+        failure: why no more are started.
     """
 
     wanted: Read
@@ -82,7 +80,7 @@ class _Transfer:
 
 
 class Reader:
-    """Reads what it is asked for, over one agent."""
+    """Executes reads over one agent."""
 
     def __init__(
         self, agent: NixlAgent, channel: Channel[FromReader, ToReader], address: int
@@ -93,7 +91,7 @@ class Reader:
         self._transfers: list[_Transfer] = []
 
     def run(self, start: Start) -> None:
-        """Read until nobody wants it any more. Raises EOFError or OSError: the worker is gone."""
+        """Read until the parent is gone. Raises EOFError or OSError: the worker is gone."""
         while not orphaned(start):
             if wait(self._channel.fileno(), self._pause()):
                 self.handle(self._channel.receive())
@@ -128,7 +126,7 @@ class Reader:
                     return  # it never was connected
 
     def _look_at(self, transfer: _Transfer) -> None:
-        """Say what has arrived, in order, and begin the next piece."""
+        """Report arrived pieces in order, and start the next one."""
         pieces, wanted = transfer.pieces, transfer.wanted
         try:
             while pieces and pieces[0].poll():
@@ -161,10 +159,10 @@ class Reader:
 
 
 def main() -> None:
-    """Read until the process that started this one is gone, or closes its end."""
+    """Read until the parent is gone, or closes its end."""
     start = Start.parse(sys.argv[1])
     begin(start)
-    # A worker that is busy hears of pieces later; no reason to end.
+    # A busy worker hears of pieces later; no reason to end.
     channel: Channel[FromReader, ToReader] = Channel(start.socket(), ToReader, waits_to_send=True)
     confine(start)
     try:

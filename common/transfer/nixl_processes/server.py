@@ -1,10 +1,10 @@
-"""The process that serves the arena over NIXL, and holds nothing else.
+"""Process that serves the arena over NIXL, and holds nothing else.
 
-    python -m common.transfer.nixl_processes.server ...
+ python -m common.transfer.nixl_processes.server ...
 
-It maps the arena for reading only, so what somebody writes to it over the network changes
-nothing: at most it ends this process, and another one is started. Where devices register no memory
-but what can be written, it gets an arena that nobody else reads.
+It maps the arena read-only, so writes of an attacker change nothing: at most they kill this
+process, which is restarted. For devices that register only writable memory, it gets an arena that
+no other process reads.
 """
 
 import mmap
@@ -44,7 +44,7 @@ _LOOK_AT_LISTENERS: Final = 1.0
 
 
 def main() -> None:
-    """Serve until the process that started this one is gone, or closes its end."""
+    """Serve until the parent is gone, or closes its end."""
     start = Start.parse(sys.argv[1])
     begin(start)
     channel: Channel[FromServer, ToServer] = Channel(start.socket(), ToServer)
@@ -69,11 +69,8 @@ def main() -> None:
 
 
 def _serve(agent: NixlAgent, channel: Channel[FromServer, ToServer], start: Start) -> None:
-    """Move what others read from us.
-
-    Over RDMA or within a host a READ needs that for connecting only. Over TCP this process
-    sends the bytes itself, so it looks often while somebody is about to read.
-    """
+    """Make progress on peers' reads. Over RDMA or within a host a READ needs that only to connect.
+    Over TCP this process sends the bytes itself, so it polls often while reads are expected."""
     pause = _IDLE_PAUSE
     ours, looked = listeners(), time.monotonic()
     while not orphaned(start):

@@ -1,6 +1,6 @@
-"""One arena for all processes of a frontend: one of them keeps it, the others use it.
+"""One arena for all processes of a frontend: one process keeps it, the others use it.
 
-Without vLLM, so that the process that keeps it starts at once.
+Without vLLM, so that the keeper starts fast.
 """
 
 from common.transfer.shared_arena.client import SharedArena

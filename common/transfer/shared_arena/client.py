@@ -1,8 +1,7 @@
-"""An arena that another process of this frontend keeps, as the others use it.
+"""Client of an arena that another process of this frontend keeps.
 
-What this process leases it shares among all who want the item here, and it goes on leasing it
-for later when nobody does, within a limit: who shows a picture again then waits for no other
-process. It gives that back when somebody needs room.
+Leases are shared within this process and, up to a limit, kept when unused: a repeated picture then
+needs no call to the keeper. They are returned when another process needs room.
 """
 
 import socket
@@ -55,15 +54,14 @@ KEPT_SHARE: Final = 0.25  # of the arena: what all its processes together lease 
 
 @dataclass(eq=False, kw_only=True)
 class _Held(Segment):
-    """A segment that the keeper leases to this process under a token, with so many leases of it
-    here."""
+    """A segment that the keeper leases to this process under a token, with ``uses`` leases here."""
 
     token: int
     uses: int = 0
 
 
 class SharedArena(ArenaAccess):
-    """Somebody else's arena, mapped here."""
+    """Another process's arena, mapped here."""
 
     def __init__(
         self,
@@ -73,17 +71,15 @@ class SharedArena(ArenaAccess):
         processes: int = 1,
         directory: Path = SHARED_MEMORY,
     ) -> None:
-        """Map it. The keeper has attached the other end of the pair; so many processes use it.
-
-        Raises ArenaUnavailableError: it is not there any more.
-        """
+        """Map the arena. The keeper has attached the other end of the pair; ``processes`` share the
+        arena. Raises ArenaUnavailableError: the arena is gone."""
         self.offer = offer
         self._path = directory / offer.name
         self._memory = ArenaMapping.open(offer, directory, writable=True).memory
         self._lock = threading.Lock()
         self._held: dict[MmHash, _Held] = {}
         self._most_idle = int(offer.size * KEPT_SHARE / processes)
-        # Never over its budget: _keep_few evicts, since what goes has to be released.
+        # Never over its budget: _keep_few evicts, since evicted leases have to be released.
         self._idle: Lru[MmHash, _Held] = Lru(offer.size, lambda held: held.layout.length)
         self._to_release: deque[Lease] = deque()
         self._leases = self._writes = self._hits = self._full = 0
@@ -147,8 +143,8 @@ class SharedArena(ArenaAccess):
         raise ArenaUnavailableError(f"the keeper of the arena answered {answer!r}")
 
     def granted(self, answer: Granted) -> Lease:
-        """A lease that the keeper has given."""
-        # Of another process of ours, on a pair that nobody else reaches.
+        """Register a lease from the keeper."""
+        # From another process of ours, on a private socket pair.
         note = cloudpickle.loads(answer.note) if answer.note else None
         with self._lock:
             self._hits += 1
@@ -241,7 +237,7 @@ class SharedArena(ArenaAccess):
         self._keep_few()
 
     def _keep_few(self, most: int | None = None) -> None:
-        """Give back what is leased for later beyond a limit, the oldest first."""
+        """Return kept leases beyond a limit, the oldest first."""
         evicted = self._idle.shrink(self._most_idle if most is None else most)
         for held in evicted:
             del self._held[held.mm_hash]

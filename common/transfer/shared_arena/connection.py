@@ -1,6 +1,5 @@
-"""A process's connection to the one that keeps its arena. For any thread, and never in the way of
-an event loop: what is sent is sent at once or by a thread, what comes is read by another.
-"""
+"""A process's connection to its arena's keeper. Thread-safe, and never blocks an event loop: a
+thread sends the backlog, another one receives."""
 
 import contextlib
 import select
@@ -22,7 +21,7 @@ _READ = 1 << 16
 
 
 class KeeperConnection:
-    """Questions and answers, in whatever order."""
+    """Calls to the keeper, answered in any order."""
 
     def __init__(
         self,
@@ -30,9 +29,8 @@ class KeeperConnection:
         on_order: Callable[[GiveBack | Forget], None],
         on_unwanted: Callable[[Answer], None],
     ) -> None:
-        """Take over an end of the pair. In the thread that reads, ``on_order`` gets what the keeper
-        asks, and ``on_unwanted`` an answer for which nobody waits any more.
-        """
+        """Take ownership of a socket. On the receiving thread, ``on_order`` gets the keeper's
+        orders, and ``on_unwanted`` answers without a waiter."""
         self._socket = end
         self._on_order = on_order
         self._on_unwanted = on_unwanted
@@ -54,8 +52,8 @@ class KeeperConnection:
         return self._lost
 
     def ask(self, question: Callable[[int], msgspec.Struct]) -> "Future[Answer]":
-        """Send a question, made for a number. The future raises ArenaUnavailableError if the keeper
-        is gone."""
+        """Send a call made for a number. Its future raises ArenaUnavailableError if the keeper is
+        gone."""
         number = next(self._numbers)
         answer: Future[Answer] = Future()
         with self._lock:
@@ -67,13 +65,14 @@ class KeeperConnection:
         return answer
 
     def tell(self, message: msgspec.Struct) -> None:
-        """Send what isn't answered; nothing if the keeper is gone, which knows by that."""
+        """Send a message without an answer; do nothing if the keeper is gone, which frees all
+        leases."""
         data = frame(message)
         with self._lock:
             self._send(data)
 
     def close(self) -> None:
-        """Close this end: the keeper takes back what was leased."""
+        """Close this end: the keeper takes back all leases."""
         with contextlib.suppress(OSError):  # it is closed
             self._socket.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
@@ -97,7 +96,7 @@ class KeeperConnection:
             self._has_backlog.notify()
 
     def _write(self) -> None:
-        """Send what could not be sent at once, for as long as the keeper doesn't read."""
+        """Send the backlog while the keeper reads slowly."""
         while True:
             with self._lock:
                 while not self._backlog and not self._lost:

@@ -1,7 +1,7 @@
-"""The process that keeps an arena for others: who leases what, and what a lost one leaves.
+"""Keeper of an arena for other processes: grants leases, and quarantines those of a dead process.
 
-Whoever uses the arena maps all of it and reads and writes there by itself; here is only said who
-may. For one event loop, which nothing here keeps waiting: who waits is answered later.
+Clients map the whole arena and access it directly; the keeper only grants access. For one event
+loop, which it never blocks: waiting clients are answered later.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ _HASHES = b""  # space of the hashes that media had, by what makes them alike
 
 
 class Session:
-    """What one process has of the arena."""
+    """Leases and reserved segments of one client process."""
 
     def __init__(self, keeper: "ArenaKeeper") -> None:
         self._keeper = keeper
@@ -56,7 +56,7 @@ class Session:
         self.protocol: FrameProtocol[ToKeeper] = FrameProtocol(ToKeeper, self._received, self._lost)
 
     def grant(self, number: int, lease: Lease) -> None:
-        """Answer with a lease, which is the process's from now on."""
+        """Answer with a lease, which the client owns from now on."""
         token = next(self._tokens)
         self._leases[token] = lease
         note = lease.note
@@ -74,7 +74,7 @@ class Session:
         )
 
     def give_room(self, number: int, mm_hash: str, room: ReservedSegment) -> None:
-        """Answer with room, which is the process's from now on."""
+        """Answer with a reserved segment, which the client owns from now on."""
         token = next(self._tokens)
         self._rooms[token] = room
         self.protocol.send(Room(number, token, room.offset, room.generation))
@@ -124,7 +124,7 @@ class Session:
                 self.protocol.send(Recalled(number, found))
 
     async def _reserve(self, number: int, mm_hash: MmHash, layout: SegmentLayout) -> None:
-        """Answer a request for room, once nobody else writes the item."""
+        """Answer a reservation, once no other process writes the item."""
         asked_back = False
         while self.alive:
             try:
@@ -155,7 +155,7 @@ class Session:
             self.grant(number, lease)
 
     async def _claim(self, number: int, key: bytes) -> None:
-        """Grant the item of a medium, or have this process make it once nobody else does."""
+        """Grant a medium's item, or let this client make it once no other does."""
         keeper = self._keeper
         while self.alive:
             mm_hash = keeper.names.recall(_HASHES, key)
@@ -175,10 +175,7 @@ class ArenaKeeper:
     """An arena, and the processes that use it."""
 
     def __init__(self, arena: Arena, *, quarantine_s: float = QUARANTINE_S) -> None:
-        """
-        Args:
-            arena: of this process, which closes it.
-        """
+        """Take an arena of this process, which the caller closes."""
         self.arena = arena
         self.names = MediaNames()
         self.claims: dict[bytes, Session] = {}  # who processes which medium
@@ -194,22 +191,21 @@ class ArenaKeeper:
         return len(self._sessions)
 
     async def attach(self, end: socket.socket) -> None:
-        """Let whoever has the other end of a pair use the arena, until that is closed."""
+        """Let the other end of a socket pair use the arena, until it closes."""
         session = Session(self)
         self._sessions.add(session)
         await asyncio.get_running_loop().connect_accepted_socket(lambda: session.protocol, end)
 
     def spawn(self, session: Session, work: Work) -> None:
-        """Answer a process later. One that would get no answer is ended."""
+        """Answer a client in a task. If it fails, the connection is closed."""
         answering = once("arena keeper", work, lambda _: session.protocol.close())
         task = asyncio.create_task(answering)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def changed(self, what: MmHash | bytes | None) -> None:
-        """Wait until an item was written or given up, the claim of a key ended, or, for None, a
-        process gave back.
-        """
+        """Wait until an item was written or given up, a key's claim ended, or, for None, a client
+        returned its leases."""
         await self._changed.setdefault(what, asyncio.Event()).wait()
 
     def change(self, what: MmHash | bytes | None) -> None:
@@ -217,7 +213,7 @@ class ArenaKeeper:
             event.set()
 
     async def make_room(self) -> None:
-        """Have all processes give back what they lease for later."""
+        """Have all clients return their unused leases."""
         if self._making_room is None:
             self._making_room = asyncio.create_task(self._ask_back())
         await self._making_room
@@ -233,7 +229,7 @@ class ArenaKeeper:
         self._making_room = None
 
     def gave_back(self, session: Session) -> None:
-        """A process has given back what it could, or is gone."""
+        """Note that a client has returned its unused leases, or is gone."""
         self._asked.discard(session)
         self.change(None)
 
@@ -244,18 +240,15 @@ class ArenaKeeper:
                 self.change(key)
 
     def clear(self, by: Session) -> None:
-        """Nobody knows any more what was kept until now."""
+        """Drop all notes and names, in all processes."""
         self.arena.drop_notes()
         self.names.clear()
         for session in self._sessions - {by}:
             session.forget()
 
     def lost(self, session: Session, leases: list[Lease], rooms: list[ReservedSegment]) -> None:
-        """A process is gone, whether it was killed or has ended.
-
-        Its workers may still read what it leased to them, and its helpers write, so that memory
-        is nobody's for a while. The items themselves others may lease, or write elsewhere.
-        """
+        """Quarantine the memory of a lost client: its workers may still read it, and its helpers
+        write. The items may be leased by other clients, or written elsewhere."""
         self._sessions.discard(session)
         segments = [room.taken_over() for room in rooms]
         for segment in segments:

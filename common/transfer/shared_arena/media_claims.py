@@ -1,4 +1,4 @@
-"""Which media are known by name, which are being processed, and by which process of a frontend.
+"""Names of media, and claims of media in processing, across a frontend's processes.
 
 For one event loop.
 """
@@ -29,8 +29,8 @@ HASHES_KEPT: Final = 100_000
 
 
 def key_name(key: Hashable) -> bytes | None:
-    """Return 32 bytes that are equal in all processes, as a key's hash is not; None for a key that
-    is like no other in any process."""
+    """Hash a key to 32 bytes that are equal in all processes; None for a key that no process can
+    reproduce."""
     try:
         return blake3(_text(key).encode("utf-8", "surrogatepass")).digest()
     except TypeError:
@@ -38,7 +38,7 @@ def key_name(key: Hashable) -> bytes | None:
 
 
 def _text(value: object) -> str:
-    # A set has no order that two processes share.
+    # A set's order differs between processes.
     if isinstance(value, frozenset):
         return "{" + ",".join(sorted(map(_text, value))) + "}"
     if isinstance(value, tuple):
@@ -49,13 +49,13 @@ def _text(value: object) -> str:
 
 
 class MediaNames:
-    """Names for items in spaces of their own, of which each has a limit."""
+    """Names of items, in LRU caches by space."""
 
     def __init__(self) -> None:
         self._spaces: dict[bytes, Lru[bytes, MmHash]] = {}
 
     def remember(self, space: bytes, name: bytes, mm_hash: MmHash, most: int) -> None:
-        """A name stands for an item from now on; the one used longest ago may go."""
+        """Name an item; may evict the least recently used name."""
         self._spaces.setdefault(space, Lru(most)).put(name, mm_hash)
 
     def recall(self, space: bytes, name: bytes) -> MmHash | None:
@@ -67,14 +67,14 @@ class MediaNames:
 
 
 class MediaClaims:
-    """Which media are kept or being processed, and whose names they have."""
+    """A client's access to media claims and names."""
 
     def __init__(self, arena: SharedArena) -> None:
         self._arena = arena
 
     async def claim(self, key: bytes) -> Lease | None:
-        """An item that is kept, or None if this process is to process it, and to say
-        :meth:`landed`. Waits for whoever is at a medium of the same key."""
+        """Return a medium's kept item, or None if this process must make it and call
+        :meth:`landed`. Waits for another process with the same key."""
         asked = self._arena.connection.ask(partial(Claim, key=key))
         try:
             answer = await asyncio.wrap_future(asked)
@@ -83,12 +83,12 @@ class MediaClaims:
         return self._arena.granted(answer) if isinstance(answer, Granted) else None
 
     def landed(self, key: bytes, mm_hash: MmHash | None) -> None:
-        """A claimed medium was processed, and became an item, or nothing."""
+        """End a claim, with the item's hash or None."""
         self._arena.connection.tell(Landed(key, mm_hash))
 
     async def remember(self, space: bytes, name: bytes, mm_hash: MmHash, most: int) -> None:
-        """A name stands for an item, in all processes from the end of this on, in a space of so
-        many names."""
+        """Name an item in all processes, effective on return, in a space of at most ``most``
+        names."""
         question = partial(Remember, space=space, name=name, mm_hash=mm_hash, most=most)
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -97,7 +97,7 @@ class MediaClaims:
             return  # then it isn't remembered, as if it had been dropped
 
     async def recall(self, space: bytes, name: bytes) -> MmHash | None:
-        """What a name stands for, if that is known."""
+        """Return the item of a name, if known."""
         question = partial(Recall, space=space, name=name)
         try:
             async with asyncio.timeout(ANSWER_S):

@@ -1,6 +1,6 @@
-"""What the processes of a frontend and the one that keeps their arena say to each other.
+"""Messages between a frontend's processes and the keeper of their arena.
 
-Notes are bytes to the keeper: who wrote one and who reads it know what it is.
+Notes are opaque bytes to the keeper.
 """
 
 from typing import TypeAlias
@@ -18,10 +18,8 @@ class LeaseItem(msgspec.Struct, frozen=True, tag="lease"):
 
 
 class Reserve(msgspec.Struct, frozen=True, tag="reserve"):
-    """Room for an item: :class:`Room`, :class:`Granted` if it is there, :class:`Refused`.
-
-    Answered once nobody else is writing the item.
-    """
+    """Reserve room for an item. Answered with :class:`Room`, :class:`Granted` if it is there, or
+    :class:`Refused`, once no other process writes the item."""
 
     number: int
     mm_hash: MmHash
@@ -30,26 +28,26 @@ class Reserve(msgspec.Struct, frozen=True, tag="reserve"):
 
 
 class Complete(msgspec.Struct, frozen=True, tag="complete"):
-    """The item is written, header and all; its token is a lease from now on. Not answered."""
+    """The item is written, header included; its token is a lease from now on. Not answered."""
 
     token: int
     note: bytes
 
 
 class GiveUp(msgspec.Struct, frozen=True, tag="give_up"):
-    """It won't be written. Not answered."""
+    """Free a reserved segment. Not answered."""
 
     token: int
 
 
 class Release(msgspec.Struct, frozen=True, tag="release"):
-    """Leases end. Not answered."""
+    """End leases. Not answered."""
 
     tokens: list[int]
 
 
 class Annotate(msgspec.Struct, frozen=True, tag="annotate"):
-    """A note for an item that has none. Not answered."""
+    """Add a note to an item without one. Not answered."""
 
     token: int
     note: bytes
@@ -60,27 +58,26 @@ class Clear(msgspec.Struct, frozen=True, tag="clear"):
 
 
 class GaveBack(msgspec.Struct, frozen=True, tag="gave_back"):
-    """Whatever was leased for later was released before this."""
+    """All unused leases were released before this."""
 
 
 class Claim(msgspec.Struct, frozen=True, tag="claim"):
-    """A medium, by what makes it alike: :class:`Granted` if it is kept; :class:`Nothing` if the
-    asker is to process it and to say :class:`Landed`. Answered once nobody else is at it."""
+    """Claim a medium by its key. Answered, once no other process works on it, with :class:`Granted`
+    if it is kept, or :class:`Nothing`: the asker must process it and send :class:`Landed`."""
 
     number: int
     key: bytes
 
 
 class Landed(msgspec.Struct, frozen=True, tag="landed"):
-    """A claim ends; a hash says what came of it, None that nothing did. Not answered."""
+    """End a claim, with the item's hash or None. Not answered."""
 
     key: bytes
     mm_hash: MmHash | None
 
 
 class Remember(msgspec.Struct, frozen=True, tag="remember"):
-    """From now on a name stands for an item, in a space of so many at most. Answered with
-    :class:`Nothing`."""
+    """Name an item, in a space of at most ``most`` names. Answered with :class:`Nothing`."""
 
     number: int
     space: bytes
@@ -90,7 +87,7 @@ class Remember(msgspec.Struct, frozen=True, tag="remember"):
 
 
 class Recall(msgspec.Struct, frozen=True, tag="recall"):
-    """What a name stands for: :class:`Recalled`."""
+    """Ask for the item of a name. Answered with :class:`Recalled`."""
 
     number: int
     space: bytes
@@ -98,7 +95,7 @@ class Recall(msgspec.Struct, frozen=True, tag="recall"):
 
 
 class Granted(msgspec.Struct, frozen=True, tag="granted"):
-    """A lease, named by a token in this connection; the note is empty if there is none."""
+    """A lease, named by a token in this connection; the note may be empty."""
 
     number: int
     token: int
@@ -111,7 +108,7 @@ class Granted(msgspec.Struct, frozen=True, tag="granted"):
 
 
 class Room(msgspec.Struct, frozen=True, tag="room"):
-    """Room for an item that was asked for."""
+    """A reserved segment."""
 
     number: int
     token: int
@@ -120,7 +117,7 @@ class Room(msgspec.Struct, frozen=True, tag="room"):
 
 
 class Nothing(msgspec.Struct, frozen=True, tag="nothing"):
-    """There is nothing, or nothing to say."""
+    """No result, or done."""
 
     number: int
 
@@ -133,18 +130,18 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 class Recalled(msgspec.Struct, frozen=True, tag="recalled"):
-    """What a name stands for, None if nothing."""
+    """The item of a name, None if unknown."""
 
     number: int
     mm_hash: MmHash | None
 
 
 class GiveBack(msgspec.Struct, frozen=True, tag="give_back"):
-    """Somebody needs room: release what is leased for later. Answered with :class:`GaveBack`."""
+    """Release all unused leases, for room. Answered with :class:`GaveBack`."""
 
 
 class Forget(msgspec.Struct, frozen=True, tag="forget"):
-    """Somebody sent :class:`Clear`."""
+    """Another process sent :class:`Clear`."""
 
 
 ToKeeper: TypeAlias = (
