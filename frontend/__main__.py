@@ -20,9 +20,7 @@ def _check(argv: list[str]) -> int:
 
 
 def main() -> None:
-    """Serve until SIGTERM or SIGINT. Exit status 1 if that is impossible, 2 if cards can't be
-    read where they should be, or uvicorn's 3 if the port can't be had.
-    """
+    """Serve until SIGTERM or SIGINT. Exit 1: can't serve, 2: cards unreadable, 3: port taken."""
     use_cpu_only()  # the processes that this one starts inherit it
     leave_early(sys.argv[1:], "frontend", FRONTEND)
     if "--check" in sys.argv[1:]:

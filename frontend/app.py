@@ -1,6 +1,4 @@
-"""The composition root: all parts of a frontend, made in order and closed in the other; and one
-process that serves: the frontend, or one of several that are a frontend together.
-"""
+"""Composition root: create all parts of a frontend in order, close them in reverse, and serve."""
 
 import asyncio
 import logging
@@ -65,11 +63,7 @@ class Frontend:
     tell_refused: Work
 
     async def serve(self) -> None:
-        """Serve until the process is told to stop and has drained.
-
-        Raises:
-            MmRouterError: it can't serve, or can't go on.
-        """
+        """Serve until told to stop and drained. Raises MmRouterError if it can't serve or go on."""
         signals, shared = StopSignals(), self.shared
         if shared.siblings is not None:
             await shared.siblings.attach(signals)
@@ -110,7 +104,7 @@ class Frontend:
 
 
 async def _leave_if_stuck(signals: StopSignals) -> None:
-    """Drain once too many threads are stuck: only a new process is rid of them."""
+    """Drain once too many threads are stuck: only a new process gets rid of them."""
     await WATCHDOG.too_many_stuck()
     logger.error(
         "more than %d threads are stuck (mmrouter_stuck_threads): draining, to exit with an error",
@@ -123,9 +117,7 @@ async def _leave_if_stuck(signals: StopSignals) -> None:
 async def open_frontend(
     args: FrontendArgs, siblings: Siblings | None = None
 ) -> AsyncIterator[Frontend]:
-    """Make a frontend that only has to be told to serve; all of it is gone afterwards. Raises
-    ConfigurationError if something that was asked for can't be had.
-    """
+    """Open all parts, close them on exit. Raises ConfigurationError if one is unavailable."""
     async with AsyncExitStack() as closing:
         make_sender = partial(
             MediaSender.create, args.arena.arena_bytes, args.transfer, args.network
@@ -203,9 +195,6 @@ def _models(
 
 
 async def serve(args: FrontendArgs, siblings: Siblings | None = None) -> None:
-    """Open a frontend and serve until the process is told to stop. Raises what
-    :meth:`Frontend.serve` does.
-    """
     async with open_frontend(args, siblings) as frontend:
         await frontend.serve()
 
@@ -214,9 +203,7 @@ Run = Callable[[FrontendArgs, Siblings | None], Coroutine[None, None, None]]
 
 
 def main(run: Run = serve) -> None:
-    """Serve until SIGTERM or SIGINT, or until the parent says so. ``run`` serves, unless
-    something goes round it.
-    """
+    """Serve until SIGTERM, SIGINT or the parent's order. ``run`` may wrap :func:`serve`."""
     give_back_large_memory()
     siblings = Siblings.join()
     args = parse(sys.argv[1:])

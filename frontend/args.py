@@ -74,7 +74,7 @@ GROUPS: Final[tuple[type[FlagSettings], ...]] = (
     ModelCodeSettings,
     ConfigSettings,
 )
-"""All that a user can set, but for vLLM's own."""
+"""All settings of the frontend, except vLLM's own."""
 
 PROG: Final = "python -m frontend"
 
@@ -87,23 +87,22 @@ VLLMS_DEFAULTS: Final[dict[str, object]] = {
     "host": "127.0.0.1",
     "port": 8000,
     "enable_prompt_tokens_details": True,  # cached tokens are what a router is for
-    # What probes, scrapers, launch scripts and the status page ask again and again.
+    # Polled by probes, scrapers, launch scripts and the status page.
     "disable_access_log_for_endpoints": "/health,/livez,/ping,/metrics,/status,/mmrouter/workers,"
     "/mmrouter/workers/refused,/mmrouter/events,/mmrouter/decisions,/mmrouter/history,/mmrouter/summary",
     "h11_max_incomplete_event_size": 64 << 10,
     "enable_flash_late_interaction": False,  # workers share no vectors of queries
 }
-"""Arguments of vLLM's with another default, or one that everybody wants to know."""
+"""vLLM arguments with another default here, or with a default that users look up."""
 
 
 @dataclass(frozen=True)
 class FrontendArgs:
-    """What the command line and the environment said.
+    """Settings from the command line and the environment.
 
     Attributes:
         serve: vLLM's API server arguments; its model arguments are filled in later.
-        isolate_api_keys: give every API key a cache salt of its own.
-        summary: what is in force and who said so, in lines for the log.
+        summary: settings in force and their sources, as log lines.
     """
 
     serve: Namespace
@@ -140,7 +139,7 @@ class FrontendArgs:
 
     @property
     def share(self) -> "FrontendArgs":
-        """What one of its processes may take of what is limited for all: as much as the others."""
+        """This process's part of the limits that all processes of the frontend divide equally."""
         if self.processes == 1:
             return self
         return replace(
@@ -152,7 +151,7 @@ class FrontendArgs:
 
 
 def parse(argv: list[str]) -> FrontendArgs:
-    """Parse the command line; exits with status 2 and a sentence if it is wrong."""
+    """Parse the command line; exit with status 2 and a message if it is wrong."""
     parser = argparse.ArgumentParser(
         prog=PROG, usage="%(prog)s [flags]", description=ABOUT, allow_abbrev=False
     )
@@ -188,10 +187,7 @@ def parse(argv: list[str]) -> FrontendArgs:
 
 
 def _serve_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Given]]:
-    """Return vLLM's arguments, with our defaults, and those that were given. Raises
-    ConfigurationError, TypeError or ValueError if vLLM, or we, don't take them, or not
-    together.
-    """
+    """Return vLLM's arguments and those given. Raises ConfigurationError, TypeError, ValueError."""
     parser = VllmParser(prog, flags_of(GROUPS), refusal_at_frontend)
     server_arguments().make_arg_parser(parser)
     serve, given = read_vllms(parser, line.rest, line.file)
@@ -224,7 +220,7 @@ def _serve_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Give
 
 
 def _models(ours: Namespace, serve: Namespace) -> ModelsSettings:
-    """Raises ConfigurationError for what can't be had with several models."""
+    """Return the settings. Raises ConfigurationError for flags that rule out several models."""
     settings = ModelsSettings.from_args(ours)
     if not settings.models_from_cards:
         return settings
@@ -242,7 +238,7 @@ def _models(ours: Namespace, serve: Namespace) -> ModelsSettings:
 
 
 def _access(serve: Namespace, settings: KeySettings) -> AccessKeys:
-    """Return the keys in force. vLLM's own check, which knows those of the start, gets none."""
+    """Return the keys in force. vLLM's own check gets none: it knows only the keys of the start."""
     if not all(serve.api_key or ()):
         raise ConfigurationError(
             "--api-key is empty, which would let everybody in: leave it out if that is meant"
@@ -258,8 +254,7 @@ def _access(serve: Namespace, settings: KeySettings) -> AccessKeys:
 
 
 def _refuse_variables() -> None:
-    """Of vLLM's store, which finds responses by an id that clients choose, whoever's they are, and
-    of another way to fetch media."""
+    """Refuse vLLM's response store, which tenants would share, and other media connectors."""
     value = os.environ.get("VLLM_ENABLE_RESPONSES_API_STORE", "0")
     if value != "0":
         raise ConfigurationError(

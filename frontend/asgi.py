@@ -1,7 +1,4 @@
-"""ASGI's own types, the door that requests come in by, and errors in vLLM's shape.
-
-Nothing here decides anything: the steps of the door do, and ``frontend/door.py`` has their order.
-"""
+"""ASGI's own types, the door that requests come in by, and errors in vLLM's shape."""
 
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import ExitStack
@@ -24,26 +21,24 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 RETRY_AFTER_S = 1
-"""When to try again, if nobody knows better."""
+"""Default of ``Retry-After``, in seconds."""
 
 _FREE = ("GET", "HEAD", "OPTIONS")
 
 
 class Arrival:
-    """A request at the door, as far as it has come.
+    """A request at the door.
 
     Attributes:
-        scope: its head, as ASGI has it.
         receive: gives the body, unless a step has read it.
-        send: takes the answer, which earlier steps may look at.
-        app: where it goes after the last step.
-        context: what the rest of the frontend learns of it.
-        body: of all that a step has read.
-        held: closed when the request has ended; what came last goes first.
+        send: takes the answer; steps may wrap it.
+        app: gets the request after the last step.
+        body: the whole body, once a step has read it.
+        held: closed in reverse order when the request ends.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, app: App, prefix: str) -> None:
-        """Begin with the head; ``prefix`` is that of paths, under which a proxy serves the app."""
+        """``prefix`` is the path prefix under which a proxy serves the app."""
         self.scope = scope
         self.receive = receive
         self.send = send
@@ -68,11 +63,11 @@ class Arrival:
 
     @property
     def asks_for_work(self) -> bool:
-        """Whether it is more than a GET or its like, which are answered from memory."""
+        """Whether the method is not GET, HEAD or OPTIONS, which are answered from memory."""
         return self.scope["method"] not in _FREE
 
     def pass_on(self, app: App) -> Awaitable[None]:
-        """Have an app answer it, which gets the body as one message."""
+        """Call an app. A body that a step has read reaches it as one message."""
         receive = self.receive
         if self.body is not None:
             message = {"type": "http.request", "body": self.body, "more_body": False}
@@ -82,19 +77,16 @@ class Arrival:
 
 
 Step: TypeAlias = Callable[[Arrival], Awaitable[App | None]]
-"""Looks at a request, and returns what answers it in the place of all that follows, if that is not
-to be reached."""
+"""Inspect a request. Return an app that answers it in place of all later steps, or None."""
 
 
 class Door:
-    """The ASGI middleware before an app: requests pass its steps, in order."""
+    """ASGI middleware: pass each request through steps, in order."""
 
     def __init__(
         self, app: App, steps: Sequence[Step], *, sockets: Sequence[Step] = (), root_path: str = ""
     ) -> None:
-        """Lead to an app by its steps, and by those for WebSockets; ``root_path`` is the prefix
-        under which a proxy serves the app.
-        """
+        """``sockets`` are the steps of WebSockets; ``root_path`` is a proxy's path prefix."""
         self._app = app
         self._steps = {"http": steps, "websocket": sockets}
         self._root_path = root_path
@@ -110,7 +102,7 @@ class Door:
 
 
 async def unanswered(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer nothing: nobody is there any more."""
+    """Send nothing: the client is gone."""
 
 
 def error_answer(
@@ -121,12 +113,7 @@ def error_answer(
     kind: str = "",
     param: str | None = None,
 ) -> JSONResponse:
-    """A response that says in vLLM's shape what is wrong.
-
-    Args:
-        kind: what vLLM calls the error, if that does not follow from its status.
-        param: the field that is wrong.
-    """
+    """Return an error in vLLM's shape. ``kind`` defaults to vLLM's name for the status."""
     if not kind:
         unavailable = status is HTTPStatus.SERVICE_UNAVAILABLE
         kind = "ServiceUnavailableError" if unavailable else status.phrase
@@ -141,7 +128,7 @@ def overload_answer(error: OverloadedError) -> JSONResponse:
 
 
 def once_more(message: Message, receive: Receive) -> Receive:
-    """Return what gives a message that was received already, and then what comes after it."""
+    """Return a receive that gives a message again, and then those after it."""
     given: Message | None = message
 
     async def again() -> Message:
@@ -155,20 +142,18 @@ def once_more(message: Message, receive: Receive) -> Receive:
 
 
 def has_body(scope: Scope) -> bool:
-    """Return whether a request's head announces a body, be it an empty one in pieces."""
+    """Return whether the head announces a body, even an empty chunked one."""
     headers = Headers(scope=scope)
     return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
 
 def route_path(scope: Scope, root_path: str) -> str:
-    """Return the path by which routes are found, without the prefix under which a proxy serves
-    the app.
-    """
+    """Return the path that routes match, without the prefix under which a proxy serves the app."""
     return str(scope["path"]).removeprefix(root_path)
 
 
 def as_vllm_error(error: MmRouterError) -> VLLMError:
-    """Return our error as the one of vLLM's that its server answers with the same status."""
+    """Return the error of vLLM's that its server answers with the same status."""
     if error.status in (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND):
         return VLLMValidationError(str(error))
     if error.status is HTTPStatus.INTERNAL_SERVER_ERROR:

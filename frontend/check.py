@@ -33,9 +33,7 @@ _GIB = 1 << 30
 
 @dataclass
 class Report:
-    """Findings about a machine and an installation: versions and sizes, requests that would be
-    refused, and reasons why it can't serve.
-    """
+    """Findings: versions and sizes, requests that would be refused, reasons why it can't serve."""
 
     lines: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
@@ -48,7 +46,7 @@ class Report:
 
 
 def run(argv: list[str]) -> int:
-    """Print the report for a frontend with these flags; return 1 if it can't serve, else 0."""
+    """Print the report for these flags; return 1 if the frontend can't serve, else 0."""
     report = inspect_machine(parse(argv))
     print(report.text())
     return 1 if report.faults else 0
@@ -69,7 +67,7 @@ def inspect_machine(args: FrontendArgs) -> Report:
 def _report_versions(report: Report) -> None:
     device: str = (
         platforms.current_platform.device_type
-    )  # of now: it is chosen while flags are read
+    )  # read now: vLLM chooses it while flags are parsed
     report.lines += [
         f"{version_line().partition(' (')[0]}, vLLM {INSTALLED} ({_build()}), torch "
         f"{torch.__version__}",
@@ -187,7 +185,7 @@ def _version(package: str) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Discard what codecs and vLLM write to standard error."""
+    """Discard the standard error output of codecs and vLLM."""
     sys.stderr.flush()
     kept = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -1,4 +1,4 @@
-"""What a request passes before an app gets it: steps, in order. The order stands here alone."""
+"""The steps that a request passes before an app gets it. Their order is defined here alone."""
 
 import logging
 from functools import partial
@@ -34,31 +34,31 @@ def make_door(
 ) -> Door:
     serve, guard = args.serve, _guard(args)
     steps: list[Step] = [
-        # A name first: log lines and answers of all that follows have it, refusals too.
+        # First an id: log lines and answers of all later steps carry it, rejections too.
         partial(name_request, answered=serve.enable_request_id_headers),
-        # Answers as clients get them are counted, whoever gives them.
+        # Count answers as clients get them, from any later step.
         *([] if history is None else [history.watch]),
-        # Whoever refuses below, Anthropic's clients can read it.
+        # Rejections by any later step take Anthropic's shape on its paths.
         shape_errors,
-        # Strangers go before anything that they say is read.
+        # Authenticate before reading any body.
         guard,
-        # Before all that is full or not ready as yet.
+        # Before the steps that answer 429 or 503.
         say_when_to_retry,
-        # Nothing is read, and no place is taken, for what can't be answered.
+        # Read no body and take no slot while no app can answer.
         gate,
-        # Answers what scrapers ask, and they need no place and make no span.
+        # Scrapes take no slot and create no span.
         *([] if siblings is None else [MergedMetrics(siblings)]),
-        # The span shows how long the body took, and the wait for a place.
+        # The span includes the time to receive the body and the wait for a slot.
         trace,
-        # Reads the body, and gives the request a place.
+        # Read the body and take a slot.
         Admission(args.http, several_keys=args.access.several),
-        # Needs the whole body. What it refuses cost the reading of its bytes and nothing more.
+        # Needs the whole body; a rejection has cost no more than reading it.
         BodyGate(args.http.max_choices, runs_tools=bool(serve.tool_server)),
-        # What the request's media may take, before vLLM's app begins to fetch them.
+        # Budget the request's media before vLLM's app fetches them.
         partial(allow_media, policy=args.media),
-        # Large parts of an answer are made while it is sent.
+        # Build large parts of an answer while it is sent.
         send_deferred_parts,
-        # Closest to the app: it holds the first bytes of a stream back.
+        # Closest to the app: holds back the first bytes of a stream.
         hold_stream_heads,
     ]
     return Door(unanswered, steps, sockets=[guard, gate], root_path=serve.root_path or "")

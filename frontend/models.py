@@ -1,7 +1,7 @@
-"""The models of a frontend: each is loaded when its first worker comes.
+"""The models of a frontend: each is loaded when its first worker joins.
 
-With ``--models-from-cards`` there are as many as the workers have, and one is unloaded when its
-last worker has left. Without, the first worker decides on the model, which stays.
+With ``--models-from-cards`` every model of the fleet is served, and unloaded when its last worker
+leaves. Otherwise the first worker decides on the one model, which stays.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Model:
-    """A model that is served. The lifespan of vLLM's app still has to be entered."""
+    """A loaded model. The lifespan of vLLM's app still has to be entered."""
 
     preprocessor: Preprocessor
     client: RoutedEngineClient
@@ -93,15 +93,11 @@ class Model:
         closing: AsyncExitStack,
         serve: Namespace,
     ) -> Self:
-        """Load a model in seconds, most of them in threads.
-
-        Args:
-            closing: closes what was made.
-            serve: vLLM's API server arguments, into which the model's are filled.
+        """Load a model. Slow (seconds), mostly in threads. Fills its arguments into ``serve``.
 
         Raises:
-            ConfigurationError: the model can't be served here.
-            Exception: what vLLM raises for arguments that don't fit a model.
+            ConfigurationError: this frontend can't serve it.
+            Exception: vLLM's, for arguments that don't fit it.
         """
         preprocessor = await asyncio.to_thread(_preprocessor, card, serve, shared)
         closing.push_async_callback(preprocessor.close)
@@ -149,7 +145,7 @@ def operator_routers(
     management: Management,
     mode: str = "",
 ) -> list[APIRouter]:
-    """Return what operators ask for, whichever model it is about."""
+    """Return the operators' routes, which all models share."""
     own = Status(fleets, media_sender, fleets.refusals, mode, fleets.departures)
     status = FleetStatus(own, siblings)
     history.share(siblings)
@@ -172,15 +168,15 @@ async def _add_routes(app: FastAPI, shared: Shared) -> None:
 
 
 LAST_WORDS_S = 30.0
-"""How long requests may take to end once the last worker of their model has left. All that needed
-one have failed by then."""
+"""Seconds that running requests may take after the last worker of their model left. Requests that
+needed a worker have failed by then."""
 
 _LOADING_ERRORS = (ImportError, KeyError, OSError, TypeError, ValueError)
-"""What vLLM raises for flags, and for files that this host lacks."""
+"""Raised by vLLM for wrong flags and for files that this host lacks."""
 
 
 class Models:
-    """Loads models and unloads them; ``choice`` is which of several a request is for."""
+    """Load and unload models; ``choice`` picks the model of a request."""
 
     def __init__(
         self,
@@ -203,7 +199,7 @@ class Models:
         MODELS.set_function(self._rows)
 
     async def open(self, shared: Shared, gate: ReadinessGate) -> None:
-        """Serve what has come, and what comes."""
+        """Start to load models. Without ``--models-from-cards`` wait for the first worker."""
         self._shared = shared
         self._gate = gate
         self._ready.set()
@@ -234,9 +230,9 @@ class Models:
         live = partial(self._live, fleet, gone, closing)
         try:
             await once("model", live, lambda error: self._refuse(fleet, error))
-            await gone.wait()  # if it could not be served, once its workers are
+            await gone.wait()  # keep a model that failed to load until its workers leave
         finally:
-            # Goes on if this is cancelled meanwhile.
+            # Continues if this task is cancelled meanwhile.
             task = asyncio.create_task(self._let_go(fleet, closing), name="model leaves")
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
@@ -251,7 +247,7 @@ class Models:
 
     async def _live(self, fleet: Fleet, gone: asyncio.Event, closing: AsyncExitStack) -> None:
         try:
-            closing.callback(gc.unfreeze)  # vLLM freezes at each start what is there
+            closing.callback(gc.unfreeze)  # vLLM freezes all objects at each start
             model = await self._load(fleet, gone, closing)
             if model is None:
                 return
@@ -272,7 +268,7 @@ class Models:
     async def _load(
         self, fleet: Fleet, gone: asyncio.Event, closing: AsyncExitStack
     ) -> Model | None:
-        """One at a time, since it takes a core for seconds. None if its workers did not wait."""
+        """Load one model at a time: each takes a core for seconds. None if its workers left."""
         await self._ready.wait()
         async with self._turn:
             if gone.is_set():
@@ -333,7 +329,7 @@ def _has_route(app: FastAPI, scope: Scope) -> bool:
 
 
 async def _ended(app: ModelApp) -> None:
-    """Wait for its requests, but not for ever: then they fail with what they miss."""
+    """Wait ``LAST_WORDS_S`` at most for requests; later ones fail when the model is closed."""
     try:
         async with asyncio.timeout(LAST_WORDS_S):
             while app.requests:

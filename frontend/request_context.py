@@ -1,7 +1,7 @@
-"""What is known of the HTTP request that a task works on: one object in one context variable.
+"""State of the HTTP request that a task works on: one object in one context variable.
 
-vLLM's own code stands between the HTTP server, which learns most of it, and those who need it. All
-tasks that are begun for a request share its object.
+vLLM's code stands between the HTTP server, which learns most of it, and its readers. All tasks
+started for a request share its object.
 """
 
 import itertools
@@ -14,29 +14,28 @@ from common.errors import SaltLostError
 from common.media.cache_partition import Partition, partition_of
 
 Tenant = NewType("Tenant", str)
-"""Names an API key without telling it: a digest."""
+"""Digest of an API key, which identifies it without revealing it."""
 
 EVERYBODY: Final = Tenant("")
-"""The one tenant of a frontend without API keys."""
+"""The only tenant of a frontend without API keys."""
 
 _Part = TypeVar("_Part")
 
 
 @dataclass(eq=False)
 class RequestContext:
-    """What is known of a request.
+    """State of one HTTP request.
 
     Attributes:
-        tenant: whose it is: every API key is a tenant of its own.
-        peer: address of the host that sent it, a proxy perhaps.
-        isolated: whether each tenant's salts are its own, and having none is a salt
+        peer: address of the host that sent it, perhaps a proxy.
+        isolated: whether tenants never share a cache salt, not even the empty one
             (``--isolate-api-keys``).
-        salt: ``cache_salt`` of its body, None if it says nothing.
-        arrived: when it was there as a whole, by ``time.perf_counter``.
-        engine_calls: numbers the engine's calls that are made for it.
+        salt: ``cache_salt`` of its body; None if absent.
+        arrived: ``time.perf_counter`` when its body was complete.
+        engine_calls: numbers its engine calls.
         defers: whether its model wants media fetched and not decoded; None where there is one
             model, whose processing has told the loader.
-        failed: whether a call of an engine ended with an error, perhaps after the answer had begun.
+        failed: whether an engine call failed, perhaps after the answer had begun.
     """
 
     tenant: Tenant = EVERYBODY
@@ -50,7 +49,7 @@ class RequestContext:
     _parts: dict[type, object] = field(default_factory=dict)
 
     def put(self, part: object) -> None:
-        """Keep an object that belongs to the request, in the place of one of its type."""
+        """Keep an object that belongs to the request, replacing one of its type."""
         self._parts[type(part)] = part
 
     def find(self, kind: type[_Part]) -> _Part | None:
@@ -58,10 +57,10 @@ class RequestContext:
         return part if isinstance(part, kind) else None
 
     def note_salt(self, body: object) -> None:
-        """Note the salt that a parsed body says, whichever of vLLM's routes it is for.
+        """Note the ``cache_salt`` of a parsed body, for any of vLLM's routes.
 
-        vLLM knows it once a prompt is rendered; media are fetched and processed before that. What
-        is no salt gets vLLM's 400, wherever vLLM looks at it.
+        vLLM knows it once a prompt is rendered; media are fetched and processed before that. vLLM
+        answers 400 to a salt of a wrong type.
         """
         salt = body.get("cache_salt") if isinstance(body, dict) else None
         self.salt = salt if isinstance(salt, str) else None
@@ -71,16 +70,14 @@ _current: Final[ContextVar[RequestContext | None]] = ContextVar("request context
 
 
 def begin() -> RequestContext:
-    """Begin a request in this task. Whatever the task did before is forgotten: a client's next
-    request may start in the task of its last.
-    """
+    """Start an empty context: a client's next request may run in the task of its last."""
     context = RequestContext()
     _current.set(context)
     return context
 
 
 def current_context() -> RequestContext:
-    """Return what is known of the request that this task works on: nothing if it works on none."""
+    """Return the context of this task's request; an empty one if there is no request."""
     return _current.get() or RequestContext()
 
 
@@ -90,9 +87,7 @@ def current_partition() -> Partition:
 
 
 def salt_of_blocks(salt: str | None) -> str | None:
-    """Return the salt for this task's block hashes, given that of its rendered prompt. Raises
-    SaltLostError if its media were kept under another.
-    """
+    """Return the salt of block hashes. Raises SaltLostError if media were kept under another."""
     request = current_context()
     if salt is not None and salt != request.salt:
         raise SaltLostError("the request's cache_salt came too late to keep its media apart")

@@ -1,8 +1,7 @@
-"""What operators and scrapers ask for, while there is no model's app as well: from the first second
-on, until the last.
+"""Operators' app: status page, liveness and metrics, also while no model is loaded.
 
-The page ``/status`` draws what ``/mmrouter/*`` and ``/metrics`` say, with the key that its user
-gives it, and says nothing by itself.
+The page ``/status`` draws ``/mmrouter/*`` and ``/metrics`` with the key that its user enters, and
+contains no data itself.
 """
 
 import re
@@ -29,10 +28,10 @@ _FILES: Final = {
 }
 
 PAGE: Final = frozenset(_FILES)
-"""Paths of the page."""
+"""Paths of the status page."""
 
 _HEADERS: Final = {
-    # Whatever a name holds, nothing runs but the page's own script.
+    # Names shown on the page may hold markup: only the page's own script runs.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
@@ -45,7 +44,7 @@ _PATHS: Final = re.compile(r"/+(?:livez|metrics|mmrouter|status)(?:/|$)")
 
 
 def page_routes() -> APIRouter:
-    """Serve ``/status``, the page for people, and what it is made of."""
+    """Serve ``/status``, the page for people, with its files."""
     api = APIRouter(include_in_schema=False)
     for path, (name, kind) in _FILES.items():
         answer = partial(_answer, (_FOLDER / name).read_bytes(), kind)
@@ -58,31 +57,30 @@ async def _answer(content: bytes, kind: str, _: Request) -> Response:
 
 
 def is_for_operators(path: str) -> bool:
-    """Return whether a path, without a proxy's prefix, is one that this app may have."""
+    """Return whether a path, without a proxy's prefix, may belong to this app."""
     return _PATHS.match(path) is not None
 
 
 def live_routes() -> APIRouter:
-    """Return the route by which Kubernetes knows that the event loop runs, workers or not."""
+    """Return Kubernetes's liveness probe: it needs a running event loop, and no worker."""
     api = APIRouter(tags=["mmrouter"])
 
     @api.get("/livez")
     async def live() -> Response:
-        """Answer 200 as long as this process does anything."""
+        """Answer 200 while the event loop runs."""
         return Response()
 
     return api
 
 
 async def _refuse(_: Request, error: HTTPException) -> Response:
-    """Say it in the shape of all other errors."""
     answer = error_answer(str(error.detail), HTTPStatus(error.status_code))
     answer.headers.update(error.headers or {})
     return answer
 
 
 def operator_app(routers: Iterable[APIRouter], root_path: str) -> FastAPI:
-    """Return an app with some routes, and with the metrics of this process."""
+    """Return an app with these routes and the metrics of this process."""
     app = FastAPI(
         openapi_url=None, root_path=root_path, exception_handlers={HTTPException: _refuse}
     )

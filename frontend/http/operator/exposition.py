@@ -1,8 +1,8 @@
-"""Prometheus's text format: pages that others made are read strictly, and joined to one page.
+"""Prometheus's text format: parse the pages of other processes strictly, and merge them.
 
-Of a page that is not what ``prometheus_client`` writes nothing is taken, so that what one worker
-says never keeps a scraper from reading the rest. The parser of ``prometheus_client`` takes about
-five times as long for a line, and can't stop between two of them.
+A malformed page is dropped as a whole, so one worker can't keep a scraper from reading the rest.
+The parser of ``prometheus_client`` takes about five times as long a line, and can't pause between
+two.
 """
 
 import asyncio
@@ -16,16 +16,16 @@ from typing import Final
 TEXT_FORMAT: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 LONGEST_LINE: Final = 16 << 10
-"""Bytes: reading one takes well below a millisecond."""
+"""Bytes. Parsing a line takes well below a millisecond."""
 
 _LINES: Final = 100
-"""Read at a time: about half a millisecond."""
+"""Lines parsed at a time: about half a millisecond."""
 
 _PAUSE_S: Final = 0.001
-"""Then others have the event loop. A thread would keep the interpreter from them for longer."""
+"""Seconds left to the event loop in between. A thread would hold the GIL for longer."""
 
 _PIECE: Final = 1000
-"""Samples, some 150 kB: joined in a fraction of a millisecond."""
+"""Samples joined at a time: some 150 kB, in a fraction of a millisecond."""
 
 _NAME: Final = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 _LABEL: Final = r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\]|\\["\\n])*"'
@@ -36,22 +36,16 @@ _HELP: Final = re.compile(rf"# HELP ({_NAME}) (.*)", re.DOTALL)
 _TYPE: Final = re.compile(rf"# TYPE ({_NAME}) (counter|gauge|histogram|summary|untyped)")
 _SUFFIXES: Final = ("", "_bucket", "_sum", "_count")
 _OPEN: Final = "untyped"
-"""The type of what pages don't agree on."""
+"""Type of a metric on which pages disagree."""
 
 
 class ExpositionError(Exception):
-    """A page is not one of metrics; says which line is none."""
+    """A page is malformed. The message names the line."""
 
 
 @dataclass
 class Family:
-    """A metric with its samples.
-
-    Attributes:
-        type: as it stands in the page.
-        documentation: likewise; may be empty.
-        samples: lines, each with the label that was asked for.
-    """
+    """A metric; ``samples`` are lines with the added label."""
 
     type: str
     documentation: str = ""
@@ -59,11 +53,7 @@ class Family:
 
 
 class PageReader:
-    """Reads a page in pieces. To each sample one more label is added, whatever it said of that.
-
-    Attributes:
-        families: what was read, by name.
-    """
+    """Parse a page in batches; set one label on each sample, replacing the page's own."""
 
     def __init__(self, page: bytes, label: str, value: str) -> None:
         self.families: dict[str, Family] = {}
@@ -72,11 +62,11 @@ class PageReader:
         self._label = label
         self._added = f'{label}="{escaped(value)}"'
         self._documentation: dict[str, str] = {}
-        self._labels: dict[str, str] = {}  # the same ones come again and again
+        self._labels: dict[str, str] = {}  # cached: label sets repeat
         self._name = ""
 
     def read(self, lines: int) -> bool:
-        """Read some lines; return whether there are more. Raises ExpositionError."""
+        """Parse some lines; return whether there are more. Raises ExpositionError."""
         read = 0
         for line in islice(iter(lambda: self._lines.readline(LONGEST_LINE + 1), b""), lines):
             read += 1
@@ -110,7 +100,7 @@ class PageReader:
             raise self._error("is neither a sample nor a description")
 
     def _others(self, labels: str) -> Iterator[str]:
-        """The labels but the one that is added."""
+        """Yield the labels except the added one."""
         names = set()
         for name, value in _EACH_LABEL.findall(labels):
             if name in names or name.startswith("__"):
@@ -124,13 +114,13 @@ class PageReader:
 
 
 class Joined:
-    """One page, from the metrics of several."""
+    """Metrics of several pages, merged into one."""
 
     def __init__(self) -> None:
         self._families: dict[str, Family] = {}
 
     def add(self, families: dict[str, Family]) -> None:
-        """Add those of another page. Where pages differ about a metric's type it has none."""
+        """Add the metrics of a page. A metric on whose type pages disagree becomes untyped."""
         for name, family in families.items():
             there = self._families.setdefault(name, family)
             if there is not family:
@@ -139,7 +129,7 @@ class Joined:
                     there.type = _OPEN
 
     def __iter__(self) -> Iterator[bytes]:
-        """The page, in pieces."""
+        """Yield the page in pieces."""
         for name, family in self._families.items():
             if family.documentation:
                 yield f"# HELP {name} {family.documentation}\n".encode()
@@ -150,9 +140,7 @@ class Joined:
 
 
 async def read_page(page: bytes, label: str, value: str, into: Joined) -> None:
-    """Add a page to others, with one more label on each sample and turns for other tasks between.
-    Raises ExpositionError, and adds nothing, if it is none.
-    """
+    """Add a page, yielding to other tasks. Raises ExpositionError and adds nothing if malformed."""
     reader = PageReader(page, label, value)
     while reader.read(_LINES):  # noqa: ASYNC110  # it is work, and no condition
         await asyncio.sleep(_PAUSE_S)
@@ -160,6 +148,6 @@ async def read_page(page: bytes, label: str, value: str, into: Joined) -> None:
 
 
 def escaped(value: str) -> str:
-    """A value of a label as it stands between quotes."""
+    """Escape the value of a label, as between quotes."""
     plain = value.encode(errors="replace").decode()
     return plain.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

@@ -1,6 +1,6 @@
 """``/mmrouter/history``: requests, tokens and latencies of the last quarter of an hour, in steps.
 
-Each step is the difference of two readings of the metrics. Answers are counted here, by status.
+A step is the difference of two readings of the metrics. Answers are counted here, by status.
 """
 
 import asyncio
@@ -32,40 +32,38 @@ from frontend.request_context import RequestContext
 logger = logging.getLogger(__name__)
 
 STEP_S: Final = 10
-"""Seconds of a step. Steps begin at multiples of it, so that those of several processes add up."""
+"""Seconds of a step. Steps begin at its multiples, so steps of several processes add up."""
 
 STEPS: Final = 90
-"""That are kept."""
+"""Steps that are kept."""
 
 _TOPIC: Final = "history"
 
 _ERRORS: Final = ("status_429", "status_503", "status_4xx", "status_5xx", "broken")
 
 _NAMED: Final = 8
-"""Workers that a line of the log names; more are added up."""
+"""Workers that a log line names; more are summed."""
 
 
 class Queue(NamedTuple):
-    """Requests at a worker, as it reported last."""
+    """Requests at a worker, as last reported."""
 
     running: int
     waiting: int
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """What was counted.
+    """Counts since the start, or of one step.
 
     Attributes:
-        ok: answers without an error.
-        status_429, status_503, status_4xx, status_5xx: errors; the last two are all others.
+        status_4xx, status_5xx: errors, without 429 and 503.
         broken: answers that began with 200 and ended with an error.
-        requests: decisions.
-        output_tokens: of requests for one answer.
-        prompt_tokens, predicted, realised: of prompts; of them, those that should have been, and
-            that were, in a worker's cache.
-        first_tokens: requests that got one.
-        first_token_seconds: that they waited for it, added up.
-        first_token_within: how many waited no longer than each of ``FIRST_TOKEN_S``, and all.
+        requests: routing decisions.
+        output_tokens: of requests for one choice only.
+        predicted, realised: prompt tokens predicted, and found, in a worker's cache.
+        first_tokens: requests that got a first token.
+        first_token_seconds: their waits, summed.
+        first_token_within: requests that waited no longer than each of ``FIRST_TOKEN_S``, and all.
     """
 
     ok: float = 0.0
@@ -91,14 +89,14 @@ class Totals(msgspec.Struct, frozen=True):
 
 
 class Step(NamedTuple):
-    """What was counted within a step, which ended ``at`` seconds since the epoch."""
+    """Counts of a step that ended ``at`` seconds since the epoch."""
 
     at: int
     totals: Totals
 
 
 class History:
-    """The last steps of this process, and of all together."""
+    """The last steps of this process, and of all processes together."""
 
     def __init__(
         self,
@@ -106,7 +104,7 @@ class History:
         clock: Callable[[], float] = time.time,
         queues: Callable[[], Mapping[str, Queue]] = dict,
     ) -> None:
-        """Begin with what was counted until now; the log has the ``queues`` by worker."""
+        """Count from now on; ``queues``, by worker, go to the log."""
         self._queues = queues
         self._answers: Counter[str] = Counter()
         self._read = read or (lambda: read_totals(self._answers))
@@ -116,13 +114,13 @@ class History:
         self._siblings: Siblings | None = None
 
     def share(self, siblings: Siblings | None) -> None:
-        """Tell the other processes, if there are any, and hear of theirs."""
+        """Exchange steps with the sibling processes, if there are any."""
         self._siblings = siblings
         if siblings is not None:
             siblings.tell(_TOPIC, lambda _: msgspec.json.encode(list(self._steps)))
 
     async def watch(self, arrival: Arrival) -> None:
-        """Count the answer of a request for work once it has ended."""
+        """Count the answer of a work request once the request has ended."""
         if arrival.asks_for_work and not is_for_operators(arrival.path):
             statuses: list[int] = []
             arrival.send = _watching(arrival.send, statuses)
@@ -140,13 +138,13 @@ class History:
             self.step()
 
     def step(self) -> None:
-        """End the present one, and log it unless nothing happened."""
+        """End the current step, and log it unless it is empty."""
         totals = self._read()
-        # A counter falls when a worker that is gone takes its labels along.
+        # A counter falls when the labels of a departed worker are removed.
         grown = totals.combined(self._before, lambda now, then: max(0.0, now - then))
         self._before = totals
         at = round(self._clock() / STEP_S) * STEP_S
-        # Steps that a clock which was set back left in the future would hide those that follow.
+        # If the clock was set back, steps in the future would hide the following ones.
         while self._steps and self._steps[-1].at > at:
             self._steps.pop()
         self._steps.append(Step(at, grown))
@@ -154,7 +152,7 @@ class History:
             logger.info("%s", summary(grown, self._queues()))
 
     async def told(self) -> list[Step]:
-        """Of all processes together, oldest first."""
+        """Return the steps of all processes together, oldest first."""
         steps = list(self._steps)
         if self._siblings is not None:
             decoder = msgspec.json.Decoder(list[Step])
@@ -176,7 +174,7 @@ def _watching(send: Send, statuses: list[int]) -> Send:
 
 
 def summary(totals: Totals, queues: Mapping[str, Queue]) -> str:
-    """Return what was counted within a step as a line for the log."""
+    """Return the log line of a step."""
     prompts, firsts = totals.prompt_tokens, totals.first_tokens
     parts = [
         f"{totals.requests:.0f} requests in {STEP_S} s",
@@ -207,14 +205,14 @@ def history_routes(history: History) -> APIRouter:
 
     @api.get("/history")
     async def told() -> list[dict[str, float | list[float]]]:
-        """What was counted in each ten seconds of the last quarter of an hour, oldest first."""
+        """Counts of each ten seconds of the last quarter of an hour, oldest first."""
         return [{"at": at} | msgspec.to_builtins(totals) for at, totals in await history.told()]
 
     return api
 
 
 def read_totals(answers: Mapping[str, int] = {}) -> Totals:
-    """Return what the metrics of this process say, with its answers by kind."""
+    """Return the metrics of this process, with its answers by kind."""
     waits = [one for metric in TIME_TO_FIRST_TOKEN.collect() for one in metric.samples]
     first_tokens = sum(one.value for one in waits if one.name.endswith("_count"))
     return Totals(
@@ -231,7 +229,7 @@ def read_totals(answers: Mapping[str, int] = {}) -> Totals:
 
 
 def _sum(metrics: Iterable[Metric], suffix: str) -> float:
-    """Over all label sets."""
+    """Sum over all label sets."""
     return sum(
         sample.value
         for metric in metrics

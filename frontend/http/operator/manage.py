@@ -1,4 +1,4 @@
-"""What an operator may do to a worker, at all processes of this frontend."""
+"""Drain, eject and reinstate workers, at all processes of this frontend."""
 
 from collections.abc import Callable, Iterable
 from enum import StrEnum
@@ -15,10 +15,10 @@ from frontend.router import Router
 
 
 class Action(StrEnum):
-    """What happens to a worker.
+    """An action on a worker.
 
-    Drained it gets no request until it is reinstated, ejected for a while, as after errors. Neither
-    touches requests that it has, nor what other frontends send there.
+    A drained worker gets no request until it is reinstated; an ejected one gets none for a while,
+    as after errors. Running requests and other frontends are not affected.
     """
 
     DRAIN = "drain"
@@ -27,7 +27,7 @@ class Action(StrEnum):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What is to be done to one run of a worker."""
+    """An action on one incarnation of a worker."""
 
     worker_id: WorkerId
     incarnation: Incarnation
@@ -35,11 +35,7 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Done(BaseModel):
-    """What was done.
-
-    Attributes:
-        processes: of this frontend that did it.
-    """
+    """Result of an action; ``processes`` counts the processes of this frontend that applied it."""
 
     worker_id: WorkerId
     incarnation: str
@@ -48,7 +44,7 @@ class Done(BaseModel):
 
 
 class Management:
-    """Carry out orders at the routers of all models, here and at the other processes."""
+    """Apply orders to the routers of all models, here and in the sibling processes."""
 
     def __init__(self, routers: Callable[[], Iterable[Router]], siblings: Siblings | None) -> None:
         self._routers = routers
@@ -59,7 +55,7 @@ class Management:
             siblings.tell("drained", lambda _: msgspec.json.encode(self._drained()))
 
     async def learn(self) -> None:
-        """A process that was started again drains what the others do."""
+        """Drain the workers that siblings drain, since this process may have been restarted."""
         if self._siblings is None:
             return
         runs = msgspec.json.Decoder(dict[WorkerId, Incarnation])
@@ -69,11 +65,7 @@ class Management:
                     router.drained[worker_id] = incarnation
 
     async def act(self, worker_id: WorkerId, action: Action) -> Done:
-        """Do something to whoever serves under a worker id.
-
-        Raises:
-            HTTPException: nobody does.
-        """
+        """Act on the worker of an id. Raises HTTPException (404) if there is none."""
         found = (router.roster.workers.get(worker_id) for router in self._routers())
         worker = next((each for each in found if each is not None), None)
         if worker is None:
@@ -96,7 +88,7 @@ class Management:
     def _obey(self, order: Order) -> bytes:
         routers = list(self._routers())
         having = [router for router in routers if order.worker_id in router.roster.workers]
-        for router in having or routers:  # it may be there later
+        for router in having or routers:  # the worker may join later
             _obey(router, order)
         return b""
 
@@ -116,7 +108,7 @@ def _obey(router: Router, order: Order) -> None:
 
 
 def manage_routes(management: Management) -> APIRouter:
-    """The routes under ``/mmrouter/workers``, for admins."""
+    """Return the admins' routes under ``/mmrouter/workers``."""
     api = APIRouter(prefix="/mmrouter", tags=["mmrouter"])
 
     @api.post("/workers/{worker_id}/{action}")

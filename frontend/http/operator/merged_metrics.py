@@ -1,8 +1,8 @@
-"""Metrics of several processes on one page: of a frontend's own (``/metrics``), each sample with
-its process, and of all workers (``/mmrouter/workers/metrics``), which serve no HTTP themselves.
+"""Merge the metrics of several processes: a frontend's own (``/metrics``), and those of all workers
+(``/mmrouter/workers/metrics``), which serve no HTTP.
 
-Sums are left to whoever reads them (``sum without (process)``): gauges of one process are as
-telling as counters, and a counter that starts anew with its process is one that scrapers know.
+Each sample is labelled with its process. Scrapers add up (``sum without (process)``): the gauges of
+one process are useful too, and scrapers know counters that restart with their process.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ TOPIC = "metrics"
 
 
 class MergedMetrics:
-    """Answers ``/metrics`` for all processes of this frontend."""
+    """Answer ``/metrics`` for all processes of this frontend."""
 
     def __init__(self, siblings: Siblings) -> None:
         self._siblings = siblings
         siblings.tell(TOPIC, lambda _: own_metrics())
 
     async def __call__(self, arrival: Arrival) -> App | None:
-        """Return the page, if that is asked for."""
+        """Return the page on ``GET /metrics``."""
         asked = arrival.path.rstrip("/") == "/metrics"
         if not asked or arrival.scope["method"] != HTTPMethod.GET:
             return None
@@ -43,12 +43,12 @@ class MergedMetrics:
 
 
 def own_metrics() -> bytes:
-    """The page of this process, in Prometheus's text format."""
+    """Return the page of this process, in Prometheus's text format."""
     return generate_latest(REGISTRY)
 
 
 async def merge(pages: Mapping[str, bytes]) -> bytes:
-    """Return one page from those of processes, as ``prometheus_client`` writes them."""
+    """Merge the pages of processes, as ``prometheus_client`` writes them."""
     joined = Joined()
     for process, page in sorted(pages.items()):
         await read_page(page, "process", process, joined)
@@ -56,7 +56,7 @@ async def merge(pages: Mapping[str, bytes]) -> bytes:
 
 
 def worker_metrics_routes(members: Roll) -> APIRouter:
-    """Serve the metrics of all workers; one page is made at a time, whoever asks."""
+    """Serve the metrics of all workers, building one page at a time."""
     api = APIRouter(prefix="/mmrouter", tags=["mmrouter"])
     turn = asyncio.Lock()
 
@@ -71,7 +71,7 @@ def worker_metrics_routes(members: Roll) -> APIRouter:
 
 
 async def joined_pages(members: Roll) -> Joined:
-    """One page of those of all workers that serve; what is no page is counted and left out."""
+    """Merge the pages of all serving workers. Malformed pages are counted and left out."""
     joined = Joined()
     reading = asyncio.Lock()
 

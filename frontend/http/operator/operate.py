@@ -1,6 +1,4 @@
-"""Operations of workers' engines over HTTP, for admins: of one worker or of all, under
-``/mmrouter/workers``.
-"""
+"""Operations of workers' engines over HTTP, for admins, under ``/mmrouter/workers``."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from http import HTTPStatus
@@ -17,17 +15,11 @@ from frontend.http.operator.vllm_routes import PROFILER, REFUSED
 from frontend.workers import Performed, Roll, perform, those_called
 
 LONG_S: Final = 600.0
-"""How long a worker may take unless the operator says otherwise."""
+"""Default time-out of one worker, in seconds."""
 
 
 class Part(BaseModel):
-    """What became of an operation at one worker.
-
-    Attributes:
-        outcome: done, refused (nothing was done) or failed.
-        message: why it was not done; empty if it was.
-        seconds: that it took.
-    """
+    """Result at one worker. A refused operation did nothing; ``message`` is the reason if any."""
 
     worker_id: WorkerId
     incarnation: str
@@ -37,15 +29,11 @@ class Part(BaseModel):
 
 
 class Answer(BaseModel):
-    """What became of an operation."""
-
     operation: str
     workers: list[Part]
 
 
 class Operating:
-    """Have workers do something."""
-
     def __init__(self, members: Roll) -> None:
         self._members = members
 
@@ -56,14 +44,7 @@ class Operating:
         timeout_s: float,
         model: str | None = None,
     ) -> Answer:
-        """Have the worker of an id do it, or all without one; says what became of it.
-
-        Args:
-            model: a name; then only workers that serve it under that do it.
-
-        Raises:
-            HTTPException: there is no such worker, or none at all.
-        """
+        """Operate one worker, or all (of a model). Raises HTTPException (404, 503) without any."""
         called = [
             member
             for member in those_called(self._members, worker_id)
@@ -77,17 +58,17 @@ class Operating:
         return Answer(operation=name_of(operation), workers=parts)
 
     def models(self) -> list[str]:
-        """The first name of each model that workers serve."""
+        """Return the first name of each model that workers serve."""
         shown = self._members.shown()
         return list(dict.fromkeys(member.card.served_model_names[0] for member in shown))
 
     def serves(self, model: str) -> bool:
-        """Whether some worker serves its model under a name."""
+        """Return whether a worker serves its model under a name."""
         return any(model in one.card.served_model_names for one in self._members.shown())
 
 
 def status_of(parts: Iterable[Part]) -> HTTPStatus:
-    """200 if all did it; 502 if one failed on it or did not answer; 409 if one refused it."""
+    """Return 200 if all did it, 502 if one failed or did not answer, 409 if one refused."""
     outcomes = {part.outcome for part in parts}
     if Outcome.FAILED in outcomes:
         return HTTPStatus.BAD_GATEWAY
@@ -95,9 +76,7 @@ def status_of(parts: Iterable[Part]) -> HTTPStatus:
 
 
 def operate_routes(operating: Operating, forget_media: Callable[[], Awaitable[None]]) -> APIRouter:
-    """Return the routes under ``/mmrouter/workers``; ``forget_media`` has the frontend forget those
-    that it processed.
-    """
+    """Return the routes under ``/mmrouter/workers``; ``forget_media`` clears our media cache."""
     api = APIRouter(prefix="/mmrouter/workers", tags=["mmrouter"])
     for name, read in READS.items():
         one, each = _acts(operating, read, forget_media if name == "reset_mm_cache" else None)
@@ -107,9 +86,7 @@ def operate_routes(operating: Operating, forget_media: Callable[[], Awaitable[No
 
 
 def vllms_routes(operating: Operating) -> APIRouter:
-    """vLLM's own routes that concern engines, at the root: those of the profiler, which vLLM's
-    benchmark asks for, and a sentence for the others.
-    """
+    """Return vLLM's engine routes: the profiler's, which vLLM's benchmark calls, and 501s."""
     api = APIRouter(tags=["vLLM"])
     for path in PROFILER:
         _, act = _acts(operating, READS[path.removeprefix("/")])
@@ -126,7 +103,7 @@ _Act = Callable[..., Awaitable[Response]]
 def _acts(
     operating: Operating, read: Read, first: Callable[[], Awaitable[None]] | None = None
 ) -> tuple[_Act, _Act]:
-    """Make the handlers for one worker and for all, before which this frontend does ``first``."""
+    """Return the handlers for one worker and for all; the latter awaits ``first`` before."""
     timeout = Annotated[float, Query(gt=0, le=86400, description="seconds for each worker")]
 
     async def one(

@@ -1,7 +1,6 @@
-"""What the queries and bodies of operations may say: one function each, from it to the operation.
+"""Parse the queries and bodies of operations: one function each.
 
-Names and values are those of vLLM's routes. Two defaults are others: requests that run are waited
-for rather than ended.
+Names and values are vLLM's. Two defaults differ: running requests are waited for, not aborted.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +25,7 @@ from common.request_plane.operations import (
 )
 
 Read: TypeAlias = Callable[..., Operation]
-"""From the parameters of a request, as FastAPI finds them by its signature."""
+"""Makes an operation of request parameters, which FastAPI finds by its signature."""
 
 Level = Annotated[int, Query(ge=0, le=2)]
 Mode = Annotated[PauseMode, Query()]
@@ -34,7 +33,7 @@ Flag = Annotated[bool, Query()]
 
 
 class Profile(BaseModel):
-    """How a profile is taken; without it, as ``--profiler-config`` says."""
+    """Options of a profile; without them ``--profiler-config`` applies."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -51,7 +50,7 @@ class Profile(BaseModel):
 
 
 class Loading(BaseModel):
-    """A LoRA adapter to be loaded; fields are vLLM's."""
+    """A LoRA adapter to load; the fields are vLLM's."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -62,8 +61,6 @@ class Loading(BaseModel):
 
 
 class Unloading(BaseModel):
-    """A LoRA adapter to be let go."""
-
     model_config = ConfigDict(extra="forbid", strict=True)
 
     lora_name: str = Field(min_length=1, max_length=128)
@@ -124,13 +121,11 @@ READS: Final[Mapping[str, Read]] = MappingProxyType(
         for kind in get_args(Operation)
     }
 )
-"""Of every operation, by its name."""
+"""The parser of each operation, by name."""
 
 
 def refuse_unknown(request: Request, read: Read, *more: str) -> None:
-    """Answer 422 to a misspelt parameter, which must not leave an engine to a default. ``more`` are
-    parameters besides those of the operation.
-    """
+    """Answer 422 to a misspelt parameter, or a default would apply. ``more`` are known too."""
     known = {*signature(read).parameters, *more}
     for name in request.query_params:
         if name not in known:

@@ -1,4 +1,4 @@
-"""What the frontend knows, as JSON for people and tests: workers and decisions."""
+"""Workers and routing decisions as JSON, for people and tests."""
 
 import time
 from collections.abc import Iterable
@@ -30,12 +30,7 @@ from frontend.workers import (
 
 
 class ShareView(BaseModel):
-    """What somebody has on a rank: requests, and tokens as routing counts them.
-
-    Attributes:
-        prefill_tokens: to compute, of requests without an output.
-        decode_tokens: prompt tokens of requests with one.
-    """
+    """Load on a rank: requests, tokens to prefill, and prompt tokens of decoding requests."""
 
     requests: int
     prefill_tokens: int
@@ -43,17 +38,16 @@ class ShareView(BaseModel):
 
 
 class RankView(BaseModel):
-    """What the router knows of one rank.
+    """The router's knowledge of one rank.
 
     Attributes:
-        busy: it has so much to do that it gets no new requests.
-        index: what is known of its cache: exact, degraded or approximate.
-        reason: why it is not exact, and how much is known meanwhile.
-        blocks: that it holds as far as its events were applied.
-        own: what this frontend has there.
-        others: what others have there, as the worker reported last.
-        running, waiting, kv_usage: of its engine, as the worker reported last; None before
-            its first report.
+        busy: too loaded for new requests.
+        index: knowledge of its cache: exact, degraded or approximate.
+        reason: why the index is not exact, and how much is known meanwhile.
+        blocks: held by the rank, according to the events applied so far.
+        own: load by this frontend.
+        others: load by other frontends, as last reported.
+        running, waiting, kv_usage: of its engine, as last reported; None before the first report.
     """
 
     rank: int
@@ -72,12 +66,10 @@ class SummaryView(BaseModel):
     """The frontend itself.
 
     Attributes:
-        host: name of its host.
         version: its own, and vLLM's.
         mode: how it chooses workers.
-        models: the first name of each model.
-        processes: how many it has.
-        started, now: when this process began, and its clock: seconds since the epoch.
+        models: the first name of each.
+        started, now: start and clock of this process, in seconds since the epoch.
         first_token_edges_s: of ``first_token_within`` in the history.
     """
 
@@ -92,7 +84,7 @@ class SummaryView(BaseModel):
 
 
 class ProcessView(BaseModel):
-    """How one process of the frontend stands with a worker; the fields are a worker's."""
+    """A worker as one process of the frontend sees it; the fields are those of WorkerView."""
 
     process: str
     connected: bool
@@ -102,11 +94,7 @@ class ProcessView(BaseModel):
 
 
 class AdapterView(BaseModel):
-    """A LoRA adapter that a worker has.
-
-    Attributes:
-        active: it is among those that the engine used last, as many as it computes with at once.
-    """
+    """A LoRA adapter; ``active`` ones were used last, as many as the engine runs at once."""
 
     name: str
     path: str
@@ -116,27 +104,26 @@ class AdapterView(BaseModel):
 class WorkerView(BaseModel):
     """One worker with a card that fits, or that was lost or left within the last hour.
 
-    Where the frontend has several processes, it is connected if it is to all of them, and in any
-    other respect as the process has it that has it worst.
+    Of several processes, ``connected`` means all, ``circuit`` and ``ranks`` show the worst,
+    ``media`` is the maximum and ``active_requests`` the sum.
 
     Attributes:
-        model: the first of the names under which it serves its model.
-        state: of its card; without one, ``lost``, or ``left`` if it shut down.
-        gone_at, gone_reason: when and why its link was lost; None and empty while it has one.
-            Seconds since the epoch.
+        model: the first of its served names.
+        state: of its card; without one ``lost``, or ``left`` after a shutdown.
+        gone_at, gone_reason: when (seconds since the epoch) and why its link was lost.
         transport: how media travel to it; None while it is not connected.
         circuit: closed, open or half-open; errors and stalls open it for a while.
         circuit_reason: why it is not closed.
-        ejected_for_s: for how long it stays open, as far as is known.
-        drained: by an operator; it gets no requests from any process that says so.
-        condition: serving, paused or asleep, as the worker reported last; None before its first
-            report. Only one that serves gets requests.
-        media: items that it holds as far as this frontend knows, most of all processes.
+        ejected_for_s: how long it stays open, as far as is known.
+        drained: by an operator, in some process, which sends it no requests.
+        condition: serving, paused or asleep, as last reported; None before the first report. Only a
+            serving worker gets requests.
+        media: items that it holds, as far as this frontend knows.
         active_requests: of this frontend.
-        running, waiting, hf_processor_runs: over all ranks, and kv_usage of the fullest, as
-            the worker reported last; None before its first report.
-        adapters: that it has, on its card or loaded since.
-        processes: how each process stands with it; only where there are several.
+        running, waiting, hf_processor_runs: of all ranks, and kv_usage of the fullest, as last
+            reported; None before the first report.
+        adapters: on its card, or loaded since.
+        processes: only where there are several.
     """
 
     worker_id: WorkerId
@@ -227,9 +214,7 @@ def _departed(one: Departure) -> WorkerView:
 
 @dataclass
 class Status:
-    """What this process knows: of the fleets of all models, of the workers that are refused, and of
-    how workers are chosen.
-    """
+    """This process's knowledge of all fleets and of rejected workers."""
 
     fleets: Iterable[Fleet]
     media_sender: MediaSender
@@ -255,7 +240,7 @@ class Status:
         ]
 
     def decisions(self, wanted: "Wanted") -> list[dict[str, Any]]:
-        """Routing decisions: those of one response, or the last ones, newest first."""
+        """Return the routing decisions of one response, or the last ones, newest first."""
         logs = [fleet.router.decisions for fleet in self.fleets]
         if wanted.request_id is not None:
             found = [each for log in logs for each in log.find(wanted.request_id)]
@@ -311,12 +296,7 @@ class Status:
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """Which decisions somebody wants to see.
-
-    Attributes:
-        request_id: id of a response of the API; None for the last ones.
-        candidates: so many of each, the cheapest and the chosen one; None for all.
-    """
+    """Decisions of a request id, or the last; the cheapest ``candidates`` and the chosen one."""
 
     request_id: str | None
     last: int
@@ -328,7 +308,7 @@ _refused = TypeAdapter(list[RefusedView])
 
 
 class FleetStatus:
-    """What all processes of this frontend know: this one, and its siblings if it has any."""
+    """Status of all processes of this frontend, merged."""
 
     def __init__(self, own: Status, siblings: Siblings | None) -> None:
         self._own = own
@@ -361,7 +341,7 @@ class FleetStatus:
         return self._own.summary(1 if self._siblings is None else self._siblings.count)
 
     async def events(self) -> list[dict[str, Any]]:
-        """Return the last events, newest first, each with its process where there are several."""
+        """Return the last events, newest first, each with its process if there are several."""
         found = [msgspec.to_builtins(each) for each in recent()]
         if self._siblings is not None:
             found = [one | {"process": self._siblings.name} for one in found]
@@ -370,7 +350,7 @@ class FleetStatus:
         return sorted(found, key=lambda each: -each["at"])
 
     async def decisions(self, wanted: Wanted) -> list[dict[str, Any]]:
-        """Routing decisions, each with the process that made it where there are several."""
+        """Return routing decisions, each with its process if there are several."""
         found = self._own.decisions(wanted)
         if self._siblings is None:
             return found
@@ -388,11 +368,7 @@ _KNOWLEDGE = ("exact", "degraded", "approximate")
 
 
 def merged_workers(told: dict[str, list[WorkerView]]) -> list[WorkerView]:
-    """What all processes say of workers, one view for each.
-
-    Args:
-        told: by process; the first is the one that was asked.
-    """
+    """Merge the processes' views of each worker; the first process is the one that was asked."""
     by_worker: dict[tuple[str, str], dict[str, WorkerView]] = {}
     for name, views in told.items():
         for view in views:
@@ -401,7 +377,7 @@ def merged_workers(told: dict[str, list[WorkerView]]) -> list[WorkerView]:
 
 
 def without_namesakes(views: list[WorkerView]) -> list[WorkerView]:
-    """Leave out departed runs of workers of which another run is there."""
+    """Leave out departed incarnations of workers that have come back."""
     there = {view.worker_id for view in views if view.ranks}
     return [view for view in views if view.ranks or view.worker_id not in there]
 
@@ -442,7 +418,7 @@ def _merged(views: dict[str, WorkerView], processes: int) -> WorkerView:
 
 
 def _merged_rank(ranks: tuple[RankView, ...]) -> RankView:
-    """Of all processes; to a worker each of them is a frontend, and the others' own is theirs."""
+    """Merge one rank. The worker counts siblings as other frontends, so subtract their ``own``."""
     worst = max(ranks, key=lambda rank: _KNOWLEDGE.index(rank.index))
     own = [rank.own for rank in ranks]
     ours, rest = _sum(own), _sum([one for one in own if one is not worst.own])
@@ -452,7 +428,7 @@ def _merged_rank(ranks: tuple[RankView, ...]) -> RankView:
 
 
 def _sum(shares: list[ShareView], sign: int = 1) -> ShareView:
-    """The first and all others added to it, or taken from it as far as there is any."""
+    """Add all shares to the first, or subtract them from it, down to 0 at most."""
     total = ShareView(requests=0, prefill_tokens=0, decode_tokens=0)
     for position, one in enumerate(shares):
         factor = sign if position else 1
@@ -465,11 +441,7 @@ def _sum(shares: list[ShareView], sign: int = 1) -> ShareView:
 
 
 def status_routes(status: FleetStatus, *, several: bool) -> APIRouter:
-    """The routes under ``/mmrouter``.
-
-    Args:
-        several: whether the frontend has several processes.
-    """
+    """Return the routes under ``/mmrouter``; views of processes are shown if there are several."""
     api = APIRouter(prefix="/mmrouter", tags=["mmrouter"])
     hidden = None if several else {"__all__": {"processes"}}
 
@@ -485,13 +457,12 @@ def status_routes(status: FleetStatus, *, several: bool) -> APIRouter:
 
     @api.get("/summary")
     async def summary() -> SummaryView:
-        """What this frontend is, and since when it serves."""
+        """Version, models and start of this frontend."""
         return status.summary()
 
     @api.get("/events")
     async def events(last: int = Query(1000, ge=1)) -> list[dict[str, Any]]:
-        """What happened to workers lately: joined, lost, removed, refused, ejected, drained; with
-        reasons, newest first."""
+        """Events of workers (joined, lost, removed, refused, ejected, drained), newest first."""
         return (await status.events())[:last]
 
     @api.get("/decisions")
@@ -500,9 +471,9 @@ def status_routes(status: FleetStatus, *, several: bool) -> APIRouter:
         last: int = Query(50, ge=1, le=1000),
         candidates: int | None = Query(None, ge=0, description="of each, the cheapest"),
     ) -> list[dict[str, Any]]:
-        """Routing decisions: those of one response, or the last ones, newest first.
+        """Routing decisions of one response, or the last ones, newest first.
 
-        Clients may choose ids, so one id can be that of several responses.
+        Clients may choose ids, so several responses may have the same id.
         """
         return await status.decisions(Wanted(request_id, last, candidates))
 

@@ -1,7 +1,7 @@
-"""Every route of vLLM's server: how it is served here or why it is not, and who may ask for it.
+"""Every route of vLLM's server: how it is served or why it is not, and who may call it.
 
-What concerns an engine rather than a request workers do: ``operate.py`` has these routes under
-``/mmrouter/workers``. A test finds each route of vLLM's in exactly one place.
+Engine routes are under ``/mmrouter/workers``, see ``operate.py``. A test finds each route of vLLM's
+in exactly one table here.
 """
 
 from collections.abc import Mapping
@@ -46,10 +46,10 @@ SERVED: Final[Mapping[str, str]] = MappingProxyType(
 """Routes that work, and how."""
 
 PROFILER: Final = frozenset({"/start_profile", "/stop_profile"})
-"""Routes by which all workers do something."""
+"""Routes that run an operation on all workers."""
 
 ADAPTERS: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
-"""Routes by which all workers of a model load an adapter, or let one go."""
+"""Routes that load or unload an adapter at all workers of a model."""
 
 _WEIGHTS: Final = (
     "each engine would need a rank of its own among the trainer's processes, and pickled handles "
@@ -102,12 +102,12 @@ REFUSED: Final[Mapping[str, str]] = MappingProxyType(
 """Routes that answer 501, and why."""
 
 REPLACED: Final = PROFILER | ADAPTERS | REFUSED.keys()
-"""Routes of vLLM's app in whose place stand ours."""
+"""Routes of vLLM's app that ours replace."""
 
 _OF_USERS: Final = {"/v1/realtime"}
-"""Refused, but for users to ask for."""
+"""Refused routes that users may call."""
 
 MANAGEMENT: Final = frozenset(
     path.removeprefix("/") for path in {*REPLACED, "/server_info"} - _OF_USERS if "{" not in path
 )
-"""Routes for admins, and all below them: they concern the server and not one request."""
+"""Admins' routes, and all paths below: they concern the server, not one request."""
