@@ -1,9 +1,7 @@
-"""The shape of an error: OpenAI's, or Anthropic's on its paths, whoever gives it.
+"""Shape of all errors: OpenAI's, or Anthropic's on its paths.
 
-vLLM translates the errors of its own Anthropic route alone; those of its schemas, of its other
-layers and of ours come in OpenAI's shape, of which Anthropic's clients show nothing. And what
-clients look for in a prompt that is too long, vLLM says in no field. Every 429 and 503 says when to
-try again, wherever in the server it comes from.
+vLLM translates only the errors of its own Anthropic route, not those of its schemas and layers, and
+names no code for a prompt that is too long. Every 429 and 503 gets a ``Retry-After``.
 """
 
 import json
@@ -19,7 +17,7 @@ from frontend.asgi import RETRY_AFTER_S, Arrival, Message, Send
 MESSAGES: Final = "/v1/messages"
 
 MAX_ERROR_BYTES: Final = 1 << 20
-"""Larger answers are no errors of ours or vLLM's: they pass as they are."""
+"""Larger answers are no errors of ours or vLLM's, and pass unchanged."""
 
 _ANTHROPICS: Final = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
@@ -36,7 +34,7 @@ _RETRYABLE = (429, 503)
 
 
 async def shape_errors(arrival: Arrival) -> None:
-    """Hold an error back until its end, and perhaps write it anew."""
+    """Hold an error back until it is complete, and rewrite it if necessary."""
     path = arrival.path
     anthropic = path == MESSAGES or path.startswith(f"{MESSAGES}/")
     arrival.send = _Held(arrival.send, anthropic=anthropic)
@@ -73,7 +71,7 @@ class _Held:
 
 
 def _as_openais(status: int, body: bytes) -> Mapping[str, object] | None:
-    """The error with what clients look for, None to leave it as it is."""
+    """Return the error with the ``code`` that clients look for, or None to leave it as it is."""
     if status != HTTPStatus.BAD_REQUEST:
         return None
     answer = _read(body)
@@ -84,7 +82,7 @@ def _as_openais(status: int, body: bytes) -> Mapping[str, object] | None:
 
 
 def as_anthropics(status: int, body: bytes) -> Mapping[str, object] | None:
-    """The error of another shape, of which there are vLLM's, FastAPI's and that of a 401."""
+    """Return Anthropic's form of an error of vLLM's, FastAPI's or a 401; None if unreadable."""
     answer = _read(body)
     error = answer.get("error", answer.get("detail"))
     said = error.get("message") if isinstance(error, dict) else error
@@ -107,7 +105,7 @@ def _read(body: bytes) -> dict[str, object]:
 
 
 async def say_when_to_retry(arrival: Arrival) -> None:
-    """Add the header ``Retry-After`` to the answer where it is missing."""
+    """Add ``Retry-After`` to a 429 or 503 that lacks it."""
     send = arrival.send
 
     async def say_when(message: Message) -> None:

@@ -1,4 +1,4 @@
-"""The flags that say who is a client, how much of this frontend it may take, and for how long."""
+"""Flags of the HTTP server: keys, and limits of size, number and time."""
 
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
@@ -66,7 +66,7 @@ class HttpSettings(FlagSettings):
     )
 
     def shared_by(self, processes: int) -> Self:
-        """What each of some processes may take."""
+        """Return the part of each process."""
         return self.model_copy(
             update={
                 "max_inflight": -(-self.max_inflight // processes),
@@ -78,22 +78,20 @@ class HttpSettings(FlagSettings):
 
     @property
     def max_body_bytes(self) -> int:
-        """Largest body in bytes."""
         return int(self.max_body_mb * 2**20)
 
     @property
     def body_memory_bytes(self) -> int:
-        """Memory for bodies in bytes, enough for one of any allowed size."""
+        """At least one body of the largest size."""
         return max(self.max_body_bytes, int(self.body_memory_mb * 2**20))
 
     @property
     def pooling_memory_bytes(self) -> int:
-        """Memory for pooled answers in bytes."""
         return int(self.pooling_memory_mb * 2**20)
 
 
 class KeySettings(FlagSettings):
-    """Who is let in."""
+    """API keys and admin keys."""
 
     flag_group: ClassVar[str] = "keys"
 

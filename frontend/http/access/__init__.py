@@ -1,1 +1,1 @@
-"""Who may use the API and who may manage the frontend."""
+"""API keys, admin access and CORS."""

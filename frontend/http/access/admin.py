@@ -1,7 +1,7 @@
-"""Who may look into this frontend and manage it, which is not everybody who may use it.
+"""Admin access: to view and manage this frontend takes more than an API key.
 
-With admin keys whoever shows one. Without, whoever comes from this host, and neither through a
-proxy, behind which everybody seems to come from here, nor from a page in a browser.
+With admin keys, a request has to show one. Without, it has to come from this host: neither through
+a proxy, behind which every client seems local, nor from a page in a browser.
 """
 
 import ipaddress
@@ -12,7 +12,7 @@ from frontend.asgi import App, Arrival, error_answer
 from frontend.http.access.api_keys import ApiKeyGuard, Keys
 from frontend.http.operator.vllm_routes import MANAGEMENT
 
-# With "$", since routes are found so: a line feed after their name (%0A) is as good as nothing.
+# "$" as in routes, which ignore a line feed after their name (%0A).
 _ADMINS = re.compile(rf"/+(mmrouter|{'|'.join(map(re.escape, sorted(MANAGEMENT)))})(/|$)")
 _OWN_SITE = (None, "none", "same-origin")
 _FORWARDED = re.compile(
@@ -21,12 +21,12 @@ _FORWARDED = re.compile(
 
 
 def is_for_admins(path: str) -> bool:
-    """Whether a path, without a proxy's prefix, is one that this file guards."""
+    """Return whether a path, without a proxy's prefix, is for admins only."""
     return _ADMINS.match(path) is not None
 
 
 class AdminGuard:
-    """Lets admins in on admin paths, and users everywhere else."""
+    """Admit admins to admin paths, and users everywhere else."""
 
     def __init__(
         self,
@@ -36,26 +36,20 @@ class AdminGuard:
         unix_socket: bool = False,
         isolate: bool = False,
     ) -> None:
-        """
-        Args:
-            api_keys: of users, None to let everybody in.
-            admin_keys: None to go by where a request comes from.
-            unix_socket: there is no other way in, so everybody is on this host.
-            isolate: whether no two API keys share anything that is kept.
-        """
+        """Without ``api_keys`` admit everyone, without ``admin_keys`` local clients as admins."""
         self._users = None if api_keys is None else ApiKeyGuard(api_keys, isolate=isolate)
         self._keys = admin_keys
         self._unix_socket = unix_socket
 
     async def __call__(self, arrival: Arrival) -> App | None:
-        """Return a 401 or a 403 for others."""
+        """Return a 401 or a 403 for a rejected request."""
         if arrival.scope["type"] == "http" and is_for_admins(arrival.path):
             if self._keys is not None and self._keys.shown_by(arrival.headers) is not None:
                 return None
             admitted = self._keys is None and self._is_local(arrival)
         else:
             admitted = True
-        # With an API key as well, where users need one.
+        # Local admins need an API key as well, where users need one.
         refusal = None if self._users is None else await self._users(arrival)
         return refusal if refusal is not None or admitted else self._forbidden(arrival)
 
@@ -63,12 +57,12 @@ class AdminGuard:
         scope, headers = arrival.scope, arrival.headers
         if any(_FORWARDED.fullmatch(name) for name in headers):
             return False
-        # A page in a local browser: from another site, or by a name that leads here by trickery.
+        # A page in a local browser: from another site, or by DNS rebinding.
         if "origin" in headers or headers.get("sec-fetch-site") not in _OWN_SITE:
             return False
         if self._unix_socket:
             return True
-        # The frontend's own address is nobody else's.
+        # Only this host has the frontend's own address.
         here = (scope.get("server") or ("",))[0]
         client = (scope.get("client") or ("",))[0]
         names = headers.getlist("host")
@@ -90,7 +84,7 @@ class AdminGuard:
 
 
 def _names_here(host: str, here: str) -> bool:
-    """Whether a ``Host`` is a name of this host that no name server has a say in."""
+    """Return whether a ``Host`` means this host independently of any name server."""
     name = re.sub(r":\d*\Z", "", host).removeprefix("[").removesuffix("]").lower()
     return name == "localhost" or name.endswith(".localhost") or _is_here(name, here)
 
@@ -99,7 +93,7 @@ def _is_here(address: str, here: str) -> bool:
     try:
         parsed = _address(address)
         return parsed.is_loopback or parsed == _address(here)
-    except ValueError:  # one of them is none
+    except ValueError:  # not an address
         return False
 
 

@@ -1,7 +1,7 @@
-"""API keys in front of every route but a few: vLLM's of flags, and those in files, which change.
+"""API keys on all routes but a few: vLLM's keys of flags, and keys in files, which may change.
 
-vLLM's own check is not used: it guards ``/v1`` and its like only, others of its routes generate too
-(``/invocations``), and it knows the keys of the start only.
+vLLM's own check is not used: it guards ``/v1`` and its like only, although other routes generate
+too (``/invocations``), and it knows only the keys of the start.
 """
 
 import asyncio
@@ -33,20 +33,17 @@ OPEN: Final = PAGE | {
     "/metrics",
     "/version",
 }
-"""Paths for probes, scrapers and the status page, which say nothing of any request."""
+"""Paths of probes, scrapers and the status page, which reveal nothing about any request."""
 
 LOOK_S: Final = 5.0
-"""How often they are looked at."""
+"""Poll interval of the files, in seconds."""
 
 
 def read_keys(path: Path, what: str = "API") -> list[str]:
-    """The keys in a file: one a line, empty lines and those after ``#`` left out.
-
-    Args:
-        what: kind of the keys, for messages.
+    """Read keys, one a line, without empty lines and ``#`` comments. ``what`` is for messages.
 
     Raises:
-        ConfigurationError: it can't be read or holds none, which would let everybody in.
+        ConfigurationError: it is unreadable, or has no key, which would admit everyone.
     """
     try:
         lines = path.read_text().splitlines()
@@ -63,13 +60,12 @@ def read_keys(path: Path, what: str = "API") -> list[str]:
 
 
 class Keys:
-    """Some keys, by their digests."""
+    """Keys, by their digests."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self.replace(keys)
 
     def replace(self, keys: Sequence[str]) -> None:
-        """Let these keys count, and no others."""
         self._digests = [_digest(key) for key in keys]
 
     def __len__(self) -> int:
@@ -79,15 +75,12 @@ class Keys:
         return _digest(key) in self._digests
 
     def shown_by(self, headers: Headers) -> Tenant | None:
-        """Return the one that a request shows, by its digest; None if it shows none of these.
-
-        Anthropic's header, ``x-api-key``, counts where there is no ``Authorization``.
-        """
+        """Return the tenant of a request's key. ``x-api-key`` counts without ``Authorization``."""
         kind, _, key = headers.get("authorization", "").partition(" ")
         if "authorization" not in headers:
             kind, key = "bearer", headers.get("x-api-key", "")
         digest = _digest(key)
-        # All are compared, so that the time says nothing.
+        # Compare all keys, so that the time reveals nothing.
         matches = [secrets.compare_digest(digest, each) for each in self._digests]
         return Tenant(digest.hex()) if kind.lower() == "bearer" and any(matches) else None
 
@@ -97,16 +90,14 @@ def _digest(key: str) -> bytes:
 
 
 class ApiKeyGuard:
-    """Let in what carries one of the keys, or goes to an open path, and note whose it is; if
-    ``isolate``, no two keys share anything that is kept.
-    """
+    """Admit requests with a key or to an open path; note the tenant, and whether to isolate it."""
 
     def __init__(self, keys: Keys, *, isolate: bool = False) -> None:
         self._isolate = isolate
         self._keys = keys
 
     async def __call__(self, arrival: Arrival) -> App | None:
-        """Return a 401 for others."""
+        """Return a 401 for a rejected request."""
         tenant = self._tenant(arrival)
         if tenant is not None:
             arrival.context.tenant, arrival.context.isolated = tenant, self._isolate
@@ -119,13 +110,13 @@ class ApiKeyGuard:
         return refusal
 
     def _tenant(self, arrival: Arrival) -> Tenant | None:
-        """Whose request it is, None if it is nobody's."""
+        """Return the tenant of a request; None to reject it."""
         tenant = self._keys.shown_by(arrival.headers)
         if tenant is not None:
             return tenant
         if arrival.has_body:
-            return None  # strangers have nothing to say
-        # A browser asks what it may send before it sends a key.
+            return None  # without a key no body is read
+        # A browser's preflight carries no key.
         is_open = arrival.path.rstrip("/") in OPEN or arrival.scope.get("method") == "OPTIONS"
         return EVERYBODY if is_open else None
 
@@ -135,7 +126,7 @@ async def _close_socket(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class FollowedFiles(ABC):
-    """Some files. A link that leads to another file is a change, as Kubernetes makes them."""
+    """Watch files. A replaced symbolic link is a change, as Kubernetes makes them."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._paths = list(paths)
@@ -143,16 +134,16 @@ class FollowedFiles(ABC):
 
     @abstractmethod
     async def changed(self) -> None:
-        """Take what is in the files now, or log why it can't be taken."""
+        """Load the files, or log why they are unusable."""
 
     async def follow(self) -> None:
-        """Look again and again, if there are any."""
+        """Poll the files, if there are any."""
         while self._paths:
             await asyncio.sleep(LOOK_S)
             await self.look()
 
     async def look(self) -> None:
-        """Take what is in the files, if one is another than at the last look."""
+        """Load the files if one has changed since the last look."""
         state = await asyncio.to_thread(self._state)
         if state != self._seen:
             self._seen = state
@@ -171,21 +162,10 @@ class FollowedFiles(ABC):
 
 
 class AccessKeys(FollowedFiles):
-    """All keys that are in force.
-
-    Attributes:
-        users: None to let everybody in.
-        admins: open what only admins may see; None if they come from this host.
-    """
+    """Keys in force. Without ``users`` everyone is admitted, without ``admins`` local clients."""
 
     def __init__(self, given: Sequence[str], settings: KeySettings) -> None:
-        """
-        Args:
-            given: to users, by flags or the environment.
-
-        Raises:
-            ConfigurationError: a file can't be read or holds no key, or a key is of both kinds.
-        """
+        """Raise ConfigurationError for an unusable file, or a key that is of both kinds."""
         self._given = given
         self._settings = settings
         files = (settings.api_key_file, settings.admin_key_file)
@@ -197,14 +177,11 @@ class AccessKeys(FollowedFiles):
 
     @property
     def several(self) -> bool:
-        """Whether there is more than one user."""
+        """Whether there is more than one API key."""
         return self.users is not None and len(self.users) > 1
 
     async def changed(self) -> None:
-        """Take the keys that are in the files.
-
-        Requests that were let in go on. Files that can't be used leave the keys as they are.
-        """
+        """Load the keys; unusable files change nothing. Admitted requests go on."""
         try:
             users, admins = await asyncio.to_thread(self._read)
         except ConfigurationError as error:

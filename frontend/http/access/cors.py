@@ -1,7 +1,7 @@
-"""The headers by which a browser lets a page read an answer (``--allowed-origins`` and the like).
+"""CORS headers (``--allowed-origins`` and the like), on every answer.
 
-They stand on every answer. vLLM's app would set them on its own only, so a page would be told
-"failed to fetch" where a 429 says when to come back.
+vLLM's app would set them only on its own answers: a page would see "failed to fetch" where a 429
+tells when to retry.
 """
 
 from argparse import Namespace
@@ -12,17 +12,13 @@ from starlette.middleware.cors import CORSMiddleware
 from frontend.asgi import App
 
 EXPOSED: Final = ("Retry-After", "X-Request-Id")
-"""Headers of answers that pages may read beside the usual ones."""
+"""Headers that pages may read beside the usual ones."""
 
 
 class Cors(CORSMiddleware):
-    """ASGI middleware outside of all others, which answers preflights itself."""
+    """ASGI middleware outside of all others; answers preflights itself."""
 
     def __init__(self, app: App, args: Namespace) -> None:
-        """
-        Args:
-            args: vLLM's API server arguments.
-        """
         super().__init__(
             app,
             allow_origins=args.allowed_origins,
@@ -33,11 +29,7 @@ class Cors(CORSMiddleware):
         )
 
     def of_refusal(self, origin: str | None) -> dict[str, str]:
-        """Return the headers of an answer that is given before a request is there as a whole.
-
-        Args:
-            origin: of the page that asks, None if that is not known (yet).
-        """
+        """Return the headers of an early rejection, whose ``origin`` may not be known yet."""
         if self.allow_all_origins and not self.allow_credentials:
             return self.simple_headers
         if origin is None or not self.is_allowed_origin(origin):

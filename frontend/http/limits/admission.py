@@ -1,9 +1,8 @@
-"""What this frontend works on at once; what there is no room for is refused.
+"""Concurrency limit on requests and memory budget of their bodies; 429 for the excess.
 
-Every request but a GET and its like takes a place, once its body has arrived: a client that
-sends half of one holds memory of the bodies' own budget, for as long as the body's deadline.
-GETs, such as ``/health`` and ``/v1/models``, are answered from memory and take none. Nor do admins'
-requests: what an operator does about too much to do must not wait for it.
+A request takes a slot once its body has arrived. Until then it holds only memory of the bodies'
+budget, for no longer than the body's deadline. GETs take no slot, since they are answered from
+memory. Nor do admins' requests, which must pass under overload.
 """
 
 import asyncio
@@ -29,17 +28,17 @@ from frontend.request_context import Tenant
 
 
 class BodyReader:
-    """What the bodies of all requests have in common."""
+    """Limits and budget of all bodies."""
 
     def __init__(self, settings: HttpSettings, budget: TenantQuota) -> None:
-        """Count the bytes of all bodies, from the first until they are let go, in the budget."""
+        """Count the bytes of bodies in the budget, from the first one until they are released."""
         self.largest = settings.max_body_bytes
         self.timeout_s = settings.body_timeout_s
         self.budget = budget
         REQUEST_BODY_BYTES.set_function(lambda: budget.taken)
 
     def check(self, headers: Headers) -> None:
-        """Raise BodyTooLargeError or BodyEncodedError for a head whose body need not be read."""
+        """Raise BodyTooLargeError or BodyEncodedError if the head alone rules the body out."""
         if int(headers.get("content-length", "0")) > self.largest:
             raise self.too_large()
         encoding = headers.get("content-encoding", "identity")
@@ -53,7 +52,7 @@ class BodyReader:
 
 
 class Body:
-    """The body of one request. Closing it gives its memory back to the budget."""
+    """The body of one request. Closing it returns its memory to the budget."""
 
     def __init__(self, reader: BodyReader, tenant: Tenant) -> None:
         self._reader = reader
@@ -67,15 +66,14 @@ class Body:
         self._reader.budget.give_back(self._tenant, self._size)
 
     async def read(self, receive: Receive) -> bytes | None:
-        """All of it, or None if the client left before its end.
+        """Return the body; None if the client left before its end.
 
         Raises:
-            BodyTooLargeError: it is larger than allowed.
-            BodyTooSlowError: it did not arrive in time.
+            BodyTooLargeError, BodyTooSlowError: it exceeds a limit.
             OverloadedError: there is no memory for it.
         """
-        # Bytes are copied here as they come, and its buffer becomes the result: joining 50 MB at
-        # the end stopped the event loop for 300 ms.
+        # Copy bytes as they come, into the buffer that becomes the result: joining 50 MB at the
+        # end stopped the event loop for 300 ms.
         buffer = io.BytesIO()
         try:
             async with asyncio.timeout(self._reader.timeout_s):
@@ -101,7 +99,7 @@ class Body:
 
 
 class Admission:
-    """Reads bodies, and gives requests their places."""
+    """Read bodies, and give requests their slots."""
 
     def __init__(self, settings: HttpSettings, *, several_keys: bool = False) -> None:
         """Let no key take everything if there are ``several_keys``."""
@@ -119,7 +117,7 @@ class Admission:
         INFLIGHT_REQUESTS.set_function(lambda: self._places.taken)
 
     async def __call__(self, arrival: Arrival) -> App | None:
-        """Return a 408, 413, 415 or 429 for what there is no room for."""
+        """Return a 408, 413, 415 or 429 for a rejected request."""
         if not arrival.asks_for_work and not arrival.has_body:
             return None
         context, held = arrival.context, arrival.held

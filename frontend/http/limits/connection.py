@@ -1,6 +1,6 @@
-"""A client's connection: how long its heads may take, and how slowly it may read its answers.
+"""Limits of a client's connection: size and time of heads, pipelining, slow reading.
 
-The one file that touches the inside of uvicorn, which has no limit for any of this.
+The only file that touches the inside of uvicorn, which has none of these limits.
 """
 
 import asyncio
@@ -27,46 +27,40 @@ from frontend.http.settings import HttpSettings
 logger = logging.getLogger(__name__)
 
 HEAD_S: Final = 10.0
-"""How long the head of a request, or a handshake of TLS, may take to arrive: honest ones take
-milliseconds, and one packet that is lost again and again seconds."""
+"""Seconds that the head of a request, or a TLS handshake, may take to arrive. Honest ones take
+milliseconds, or seconds if one packet is lost repeatedly."""
 
 MOST_PIPELINED: Final = 128
-"""Requests that are parsed on one connection before those before them are answered."""
+"""Parsed requests that may wait for earlier answers on one connection."""
 
 MOST_AHEAD: Final = 64 << 10
-"""Bytes behind a request that are read while it is worked on, to see whether its client leaves."""
+"""Bytes that are read behind a running request, to notice whether its client leaves."""
 
 LINGER_S: Final = 1.0
-"""How long a connection stays open for a client that still sends what will not be read. Closed
-at once, it would be reset, and the client might lose the answer that tells why."""
+"""Seconds that a connection stays open for a client that still sends rejected input. An immediate
+close would be a reset, and the client might lose the answer that tells why."""
 
 WRITE_NOW: Final = "mmrouter.write_now"
-"""In the scope of a request: sends a piece of an answer that has begun, from anywhere on the event
-loop and without waiting. Takes the piece and says whether it was sent; if not, nothing was."""
+"""Key in a request's scope of a function that sends a piece of a begun answer, from anywhere on the
+event loop and without waiting. Returns whether the piece was sent; if not, nothing was."""
 
 LEAST_TAKEN: Final = 256 << 10
-"""Bytes that a client must take within ``--send-timeout``, if there are so many for it."""
+"""Bytes that a client must read within ``--send-timeout``, if so many are pending."""
 
 
 RefusalHeaders: TypeAlias = Callable[[str | None], Mapping[str, str]]
-"""Headers of an answer that the app is not asked for, by the page's origin if that is known."""
+"""Headers of an answer that bypasses the app, by the page's origin if that is known."""
 
 
 class HeadLimits(NamedTuple):
-    """How large the head of a request may be.
-
-    Attributes:
-        most_bytes: of a request line with its headers, and of what stands between two pieces of a
-            body.
-        most_headers: trailers included.
-    """
+    """Limits of a head, trailers included. ``most_bytes`` also holds between body pieces."""
 
     most_bytes: int = 64 << 10
     most_headers: int = 256
 
     @property
     def refusal(self) -> tuple[HTTPStatus, str]:
-        """The answer to one that is larger."""
+        """Status and message for a larger head."""
         size = f"{self.most_bytes >> 10} KiB" if self.most_bytes >= 1024 else f"{self.most_bytes} B"
         return (
             HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
@@ -75,7 +69,7 @@ class HeadLimits(NamedTuple):
 
 
 def _wrong_framing(headers: Iterable[tuple[bytes, bytes]], version: str) -> str:
-    """Return what a proxy may read otherwise (RFC 9112); nothing if all is well."""
+    """Return how a proxy may read the framing differently (RFC 9112); empty if all is well."""
     hosts = [value for name, value in headers if name == b"host"]
     codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
     if len(hosts) > 1:
@@ -86,7 +80,7 @@ def _wrong_framing(headers: Iterable[tuple[bytes, bytes]], version: str) -> str:
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's protocol with an end to every wait for the client."""
+    """uvicorn's protocol with a time-out on every wait for the client."""
 
     def __init__(
         self,
@@ -103,10 +97,10 @@ class Connection(HttpToolsProtocol):
         self._limits = limits
         self._refusal_headers = refusal_headers
         self._running: RequestResponseCycle | None = None
-        self._in_head = False  # some of a head is here
+        self._in_head = False  # a part of a head has arrived
         self._in_body = False
-        self._ahead = bytearray()  # what is behind the request that is worked on
-        self._aimless = 0  # bytes since the parser last got anywhere
+        self._ahead = bytearray()  # input behind the running request
+        self._aimless = 0  # bytes since the parser last made progress
         self._headers = self._header_bytes = 0
         self._refusal = HTTPStatus.BAD_REQUEST, "this is no HTTP request"
         self._lingering = False
@@ -115,13 +109,13 @@ class Connection(HttpToolsProtocol):
         self._linger_timer: asyncio.TimerHandle | None = None
         self._unsent = self._taken = 0
 
-    # What the transport tells.
+    # Called by the transport.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin, unless there are too many already."""
+        """Start, unless there are too many connections."""
         super().connection_made(transport)
-        # Writing is paused as soon as a client is behind, not some 64 KiB later. With TLS it is
-        # paused at the limit, without it beyond.
+        # Pause writing as soon as a client is behind, not some 64 KiB later. TLS pauses at the
+        # limit, plain TCP beyond it.
         transport.set_write_buffer_limits(high=1 if self.scheme == "https" else 0, low=0)
         full = len(self.connections) > self._settings.max_connections
         if full and not self._close_an_idle_one():
@@ -133,7 +127,7 @@ class Connection(HttpToolsProtocol):
             self._idle[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let go of everything, also of a request that others wait behind."""
+        """Release everything, even a request with others pipelined behind it."""
         self._idle.pop(self, None)
         super().connection_lost(exc)
         cycle = self._running
@@ -148,7 +142,7 @@ class Connection(HttpToolsProtocol):
                 timer.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """Parse, unless nothing is read any more."""
+        """Parse the data, unless the connection only lingers."""
         if self._lingering or self.transport.is_closing():
             return
         if self._busy() and self._running is not None and not self._running.more_body:
@@ -158,17 +152,17 @@ class Connection(HttpToolsProtocol):
             return
         self._aimless += len(data)
         if not self._in_body:
-            self._expect_head()  # also if it is but another empty line before one
+            self._expect_head()  # also for an empty line before it
         super().data_received(data)
         if self.pipeline:
-            self.flow.resume_reading()  # or nobody would see its client leave
+            self.flow.resume_reading()  # or a leaving client would go unnoticed
         if self._in_head:
             self._expect_head()
         if self._aimless > self._limits.most_bytes:
             self._refuse(*self._limits.refusal, "head")
 
     def pause_writing(self) -> None:
-        """The client is behind with reading."""
+        """Watch a client that reads too slowly."""
         super().pause_writing()
         self._unsent = self.transport.get_write_buffer_size()
         if self._send_timer is None:
@@ -176,11 +170,11 @@ class Connection(HttpToolsProtocol):
             self._watch_reader()
 
     def resume_writing(self) -> None:
-        """The client has caught up, for now: it is watched to the end of its time."""
+        """Note what the client has read; it is watched to the end of its time."""
         super().resume_writing()
         self._taken += self._unsent
 
-    # What the parser tells.
+    # Called by the parser.
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= MOST_PIPELINED:
@@ -195,7 +189,7 @@ class Connection(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or a trailer after the body."""
+        """Count a header, or a trailer after the body."""
         self._headers += 1
         self._count(name + value)
         super().on_header(name, value)
@@ -210,7 +204,7 @@ class Connection(HttpToolsProtocol):
             self._refusal = HTTPStatus.BAD_REQUEST, wrong
             raise ValueError("framing")
         if self.parser.should_upgrade() and has_body({"headers": self.headers}):
-            # The parser takes it for another protocol's.
+            # The parser would take the body for another protocol's.
             self._refusal = HTTPStatus.BAD_REQUEST, "a request with Upgrade can't have a body"
             raise ValueError("upgrade")
         super().on_headers_complete()
@@ -223,11 +217,11 @@ class Connection(HttpToolsProtocol):
         self._in_body, self._aimless = False, 0
         super().on_message_complete()
 
-    # What a request does.
+    # Called by a request.
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
-        cycle.transport = SimpleNamespace(  # type: ignore[assignment] # all that it uses of one
+        cycle.transport = SimpleNamespace(  # type: ignore[assignment] # all that it uses
             write=self.transport.write,
             is_closing=lambda: self._lingering or self.transport.is_closing(),
             close=self._close,
@@ -238,7 +232,7 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        """The next request may come, if this one was read to its end."""
+        """Start the next request, if this one was read to its end."""
         if self._running is not None and self._running.more_body:
             self._close()
         if self._lingering:
@@ -254,13 +248,13 @@ class Connection(HttpToolsProtocol):
             self._idle[self] = None
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no request, in vLLM's shape."""
+        """Answer malformed input in vLLM's shape."""
         self._refuse(*self._refusal, "parser")
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Nothing: clients may try, and uvicorn's lines are about what is not installed."""
+        """Log nothing: clients may try, and uvicorn would complain of missing packages."""
 
-    # Ours.
+    # Internal.
 
     def _write_now(self, running: weakref.ref[RequestResponseCycle], piece: bytes) -> bool:
         cycle = running()
@@ -277,9 +271,7 @@ class Connection(HttpToolsProtocol):
         return True
 
     def _close_an_idle_one(self) -> bool:
-        """Make room by closing the one that has waited for longest, if there is any. At once, so
-        that connections that are closing don't add up.
-        """
+        """Abort the longest idle connection, if any. At once: closing connections would add up."""
         longest = next(iter(self._idle), None)
         if longest is None:
             return False
@@ -302,7 +294,7 @@ class Connection(HttpToolsProtocol):
     def _head_late(self) -> None:
         self._head_timer = None
         if self._busy():
-            return  # it is looked at again after that
+            return  # checked again once the request has ended
         if self._in_head:
             message = f"the head did not arrive within {HEAD_S:g} s"
             self._refuse(HTTPStatus.REQUEST_TIMEOUT, message, "head timeout")
@@ -313,14 +305,14 @@ class Connection(HttpToolsProtocol):
         return self._running is not None and not self._running.response_complete
 
     def _refuse(self, status: HTTPStatus, message: str, reason: str) -> None:
-        """Answer without asking the app, and close."""
+        """Answer without the app, and close."""
         if self.transport.is_closing() or self._lingering:
             return
         CONNECTIONS_CUT.labels(reason).inc()
         cycle = self._running
         if cycle is not None and not cycle.response_complete:
             if cycle.response_started:
-                self.transport.abort()  # what is being sent can't be answered over
+                self.transport.abort()  # a begun answer can't be replaced
                 return
             cycle.disconnected = True
             cycle.message_event.set()
@@ -338,14 +330,14 @@ class Connection(HttpToolsProtocol):
             self._linger()
 
     def _close(self) -> None:
-        """Close after what was written; if the client is still sending, a moment later."""
+        """Close after pending output; linger first if the client is still sending."""
         if self._running is not None and self._running.more_body:
             self._linger()
         else:
             self.transport.close()
 
     def _linger(self) -> None:
-        """Say that nothing more will come, and read without looking until the client is done."""
+        """Send EOF, and discard input until the client is done."""
         if self._lingering or self.transport.is_closing():
             return
         self._lingering = True
@@ -375,14 +367,14 @@ class Connection(HttpToolsProtocol):
 
 
 Idle: TypeAlias = dict[Connection, None]
-"""Connections that wait for the head of a request, the first or another one. First those that have
-for longest: an honest client's is there in milliseconds, also while strangers open thousands."""
+"""Connections that wait for the head of a request, the longest idle first. Honest clients send
+theirs within milliseconds, even while attackers open thousands."""
 
 
 def connections(
     settings: HttpSettings, limits: HeadLimits, refusal_headers: RefusalHeaders
 ) -> Callable[..., asyncio.Protocol]:
-    """What makes the connections of a server, for ``uvicorn.Config(http=...)``."""
+    """Return a server's protocol factory, for ``uvicorn.Config(http=...)``."""
     idle: Idle = {}
 
     def make(*args: Any, **kwargs: Any) -> asyncio.Protocol:

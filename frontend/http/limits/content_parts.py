@@ -1,7 +1,7 @@
-"""Contents of message parts that have the wrong type: a 400 with a sentence.
+"""Reject message parts whose content has the wrong type, with a 400 and a sentence.
 
-vLLM takes what a part says as it is where the part has a ``uuid`` or no ``type``, and what sounds
-and embeddings say always. A list or a number there became a 500, somewhere in a media loader.
+vLLM does not check contents of parts with a ``uuid`` or without a ``type``, nor those of sounds and
+embeddings. A list or a number there became a 500, in a media loader.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,12 +16,7 @@ _parse: Final = vars(_MODULE)[_NAME]
 
 
 class Wanted(NamedTuple):
-    """What a part may have.
-
-    Attributes:
-        words: for a sentence.
-        fits: whether a content is one; None never comes here, since media may go by their name.
-    """
+    """Content that a part may have. ``fits`` never gets None, since media may go by their uuid."""
 
     words: str
     fits: Callable[[object], bool]
@@ -64,28 +59,24 @@ WANTED: Final[Mapping[str, Wanted]] = {
     "video_embeds": _EMBEDDINGS,
     "video_url": _ADDRESS,
 }
-"""By the kinds of parts that vLLM knows."""
+"""Contents of the part types that vLLM knows."""
 
 
 def install() -> None:
-    """Let all messages of this process be looked at so, whatever route they come by."""
+    """Check all messages of this process, on any route."""
     vars(_MODULE)[_NAME] = parse
 
 
 def parse(part: Any) -> tuple[str, Any]:
-    """Return kind and content of a part, as vLLM does.
-
-    Raises:
-        VLLMValidationError: the content has the wrong type.
-    """
+    """Return type and content of a part, as vLLM does. Raises VLLMValidationError."""
     if part.get("type") == "input_image":
-        part = {"detail": "auto", **part}  # OpenAI's API has a default, and the type here none
+        part = {"detail": "auto", **part}  # OpenAI's default, which vLLM's type lacks
     kind, content = _parse(part)
     wanted = WANTED.get(kind)
     if wanted is None:
         return kind, content
     if content is None and (wanted is _TEXT or part.get("uuid") is None):
-        # Media may go by their name. vLLM leaves other parts out, and says so on its log alone.
+        # Media may go by their uuid. vLLM would drop other parts, with no more than a log line.
         raise VLLMValidationError(
             f"a content part of type `{kind}` has no content", parameter="messages"
         )

@@ -1,4 +1,4 @@
-"""vLLM's routes by which an adapter is loaded or let go: here all workers of a model do it."""
+"""vLLM's routes to load and unload LoRA adapters, at all workers of a model."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
@@ -27,32 +27,24 @@ _HIDDEN: Final = (
 
 _INVALID: Final = "InvalidUserInput"
 _NOT_FOUND: Final = "NotFoundError"
-"""What vLLM's server calls such errors."""
+"""vLLM's names of these errors."""
 
 
 class LoadingAtAll(Loading):
-    """As vLLM has it, and whose workers, where there are several models."""
+    """vLLM's body, and the ``model`` where there are several."""
 
     model: str | None = None
 
 
 class UnloadingAtAll(Unloading):
-    """The same.
-
-    Attributes:
-        lora_int_id: vLLM's server takes it and looks no further; each worker has its own.
-    """
+    """Likewise. ``lora_int_id`` is ignored, as by vLLM's server: each worker has its own."""
 
     lora_int_id: int | None = None
     model: str | None = None
 
 
 def adapter_routes(operating: Operating, *, allowed: bool) -> APIRouter:
-    """The routes, for admins.
-
-    Args:
-        allowed: whether vLLM's server would have them.
-    """
+    """Return the admins' routes. Unless ``allowed``, as by vLLM's server, they answer 404."""
     api = APIRouter(prefix="/v1", tags=["vLLM"])
 
     async def load_lora_adapter(adapter: LoadingAtAll) -> Response:
@@ -82,8 +74,7 @@ async def _perform(
     model: str | None,
     done: str,
 ) -> Response:
-    """vLLM's words if all have done it, or none for a reason that vLLM knows; else why each of the
-    others has not."""
+    """Answer in vLLM's words if all workers agree, else list each failed worker's reason."""
     models = operating.models()
     if model is None and len(models) > 1:
         names = ", ".join(models)
@@ -104,7 +95,7 @@ async def _perform(
 def _as_by_vllm(
     operation: LoadLoraAdapter | UnloadLoraAdapter, parts: Sequence[Part]
 ) -> Response | None:
-    """vLLM's answer, if all workers say the same, and vLLM has one for it."""
+    """Return vLLM's answer to a reason that all workers share, if it has one."""
     name = operation.lora_name
     if isinstance(operation, UnloadLoraAdapter):
         if all(part.message == has_no_adapter(name) for part in parts):

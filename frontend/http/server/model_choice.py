@@ -1,8 +1,8 @@
 """Several models behind one endpoint: each request goes to the app of the model that it names.
 
-Whether a model may be asked for is said by the app itself, so a request for one that nobody has
-goes to one that has such requests, and gets vLLM's own 404. What names no model, such as
-``/health``, goes to an app whose workers are there.
+An app decides whether a model exists, so a request for an unknown one goes to an app with that
+route, and gets vLLM's own 404. Requests without a model, such as ``/health``, go to an app that has
+workers.
 """
 
 import asyncio
@@ -39,15 +39,14 @@ _names: Final = msgspec.json.Decoder(_Named)
 
 @dataclass(eq=False)
 class ModelApp:
-    """What serves one model.
+    """The app of one model.
 
     Attributes:
-        names: of the model.
-        adapters: names of its adapters, a live view.
+        adapters: their names, a live view.
         available: whether there is a worker for it.
         defers: whether its media are decoded where they are processed.
-        routes: whether it has such requests at all: which it has depends on the kind of model.
-        requests: that it works on.
+        routes: whether it has a route, which depends on the kind of model.
+        requests: running ones.
         idle: set while there are none.
     """
 
@@ -61,7 +60,6 @@ class ModelApp:
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
         self.requests += 1
         self.idle.clear()
         current_context().defers = self.defers
@@ -74,32 +72,23 @@ class ModelApp:
 
 
 class ModelChoice:
-    """Passes each request on to the app of its model.
-
-    Attributes:
-        apps: of the models that are served, the first that came first.
-    """
+    """Pass each request on to the app of its model; ``apps`` are in order of arrival."""
 
     def __init__(self, coming: Callable[[str], bool], root_path: str = "") -> None:
-        """
-        Args:
-            coming: whether a model of a name has workers, and will be served.
-            root_path: prefix under which a proxy serves the app.
-        """
+        """``coming`` tells whether a model has workers and will be served."""
         self.apps: list[ModelApp] = []
         self._coming = coming
         self._root_path = root_path
 
     def of(self, name: str) -> ModelApp | None:
-        """What serves a model or an adapter. If two models have adapters of one name, that of the
-        one that came first; a model goes before any adapter."""
+        """Return the app of a model, or else the first one with an adapter of that name."""
         return next(
             (app for app in self.apps if name in app.names),
             next((app for app in self.apps if name in app.adapters), None),
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection, whose body is one message if it has one."""
+        """Serve one connection. A body has to be one message."""
         app: App | None = self._anyone(scope)
         if scope["type"] == "http" and scope["method"] == "POST" and has_body(scope):
             message = await receive()
@@ -110,11 +99,7 @@ class ModelChoice:
         await (app or _NOBODY)(scope, receive, send)
 
     def _named(self, name: str | None, scope: Scope) -> App | None:
-        """What is to answer to a request with a body; None for any app.
-
-        Args:
-            name: that the body says.
-        """
+        """Return the app for the model that a body names; None for any app."""
         if name is None or is_for_admins(route_path(scope, self._root_path)):
             return None
         if not name:
@@ -123,7 +108,7 @@ class ModelChoice:
         return _say_loading(name) if chosen is None and self._coming(name) else chosen
 
     def _anyone(self, scope: Scope) -> ModelApp | None:
-        """The first that has such requests and a worker, or else one of the two, or else any."""
+        """Return an app, preferably with the route, then with a worker."""
         return max(self.apps, key=lambda app: (app.routes(scope), app.available()), default=None)
 
 
@@ -143,10 +128,9 @@ def _say_loading(name: str) -> App:
 
 
 def _model_of(body: bytes, scope: Scope) -> str | None:
-    """The name that a body says, empty if it says none; None if it is nothing that can be read.
+    """Return the model that a body names; empty if it names none, None if it is unreadable.
 
-    A guess is good enough: an app looks at the name itself. Of 64 MB all else is read over in some
-    25 ms.
+    A guess is good enough: the app checks the name itself. Scanning 64 MB takes some 25 ms.
     """
     if (form := form_of(scope)) is not None:
         named = form.get("model")

@@ -15,7 +15,7 @@ MODEL: Final = "/v1/models/{name:path}"
 STORED: Final = ("/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel")
 
 Listing: TypeAlias = Callable[[], Awaitable[dict[str, Any]]]
-"""Gives what ``/v1/models`` answers."""
+"""Returns the answer of ``/v1/models``."""
 
 _TASKS: Final = {
     "/v1/chat/completions": "chats",
@@ -30,11 +30,11 @@ _TASKS: Final = {
     "/v1/rerank": "reranking",
     "/pooling": "pooling",
 }
-"""Routes that say what a model is for."""
+"""Routes that show what a model is for."""
 
 
 def look_up_models(app: FastAPI, listing: Listing) -> None:
-    """Have one model be told of by its name, as all are in the listing."""
+    """Serve single models by name, with the listing's cards."""
 
     async def one(name: str) -> Response:
         cards = (await listing())["data"]
@@ -48,7 +48,7 @@ def look_up_models(app: FastAPI, listing: Listing) -> None:
 
 
 def look_up_responses(app: FastAPI) -> None:
-    """Say of stored answers that there are none, instead of that just this one isn't there."""
+    """Answer that no responses are stored, rather than that this one is missing."""
 
     async def none(response_id: str) -> Response:
         return _missing(
@@ -64,14 +64,13 @@ def look_up_responses(app: FastAPI) -> None:
 def replace_route(
     app: FastAPI, path: str, endpoint: Callable[..., Awaitable[Response]], *methods: str
 ) -> None:
-    """Put an endpoint in the place of whatever has its path."""
     routes = app.router.routes
     routes[:] = [route for route in routes if getattr(route, "path", "") != path]
     app.add_api_route(path, endpoint, methods=[*methods], response_model=None)
 
 
 async def say_what_there_is(request: Request, error: Exception) -> Response:
-    """Answer for a route, or a method of one, that is not there; a handler of FastAPI's."""
+    """Answer an HTTPException, as FastAPI's handler; a 404 says what the model is for."""
     if not isinstance(error, HTTPException):
         raise error
     status = HTTPStatus(error.status_code)

@@ -1,7 +1,7 @@
-"""Pooling requests: embeddings, scores, classes, rewards. Rendered like all others, within limits.
+"""Pooling requests (embeddings, scores, classes, rewards): rendered like all others, within limits.
 
-The one file that reaches into vLLM's serving classes for them. They would render on the thread on
-which all prompts become tokens, and fetch media there, or on the event loop.
+The only file that touches vLLM's serving classes for them. Those would render, and fetch media, on
+the tokenizer's thread, which all prompts need, or on the event loop.
 """
 
 import asyncio
@@ -34,10 +34,10 @@ from frontend.http.streaming.whole_answers import (
 from frontend.request_context import current_context
 
 Vllms: TypeAlias = Any
-"""An object of vLLM's: a request, its context, what reads the one and fills the other."""
+"""An object of vLLM's: a request, its context, or a processor."""
 
 Rendered: TypeAlias = dict[str, Vllms]
-"""vLLM's ``PoolingEngineInput``, and before that what it is made of."""
+"""vLLM's ``PoolingEngineInput``, or its raw material."""
 
 _INPUTS: Final = (
     ("input",),
@@ -46,39 +46,36 @@ _INPUTS: Final = (
     ("query", "documents"),
     ("texts", "images", "inputs"),
 )
-"""The fields in which vLLM's requests have their inputs, those of one request together."""
+"""Fields that hold the inputs of vLLM's requests, grouped by kind of request."""
 
 MANY_NUMBERS: Final = 1 << 16
-"""Numbers of a pooled answer from which they are written in JSON as it is sent."""
+"""Numbers of a pooled answer from which they are serialized while it is sent."""
 
 MOST_TYPED_NUMBERS: Final = 1 << 22
-"""Numbers that ``/v2/embed`` makes other types of: 1,024 vectors of 4,096. vLLM makes an object of
-32 bytes of each."""
+"""Numbers that ``/v2/embed`` converts to other types: 1,024 vectors of 4,096. vLLM makes an object
+of 32 bytes of each."""
 
 MOST_MIXED_NUMBERS: Final = 1 << 18
-"""Those of which it gives floats too, which are written at once then."""
+"""The limit where floats are among the types: those are serialized at once then."""
 
 NUMBERS_AT_ONCE: Final = 1 << 13
 
 _NO_ROOM: Final = "Truncation error"
-"""How the tokenizer's error begins where a document can't be cut by as much as is too much."""
+"""Beginning of the tokenizer's error for a document that can't be truncated enough."""
 
 _ONE_IN_A_LIST: Final = ("input", "messages")
-"""May be lists and one input all the same: tokens, or a conversation."""
+"""Fields in which a list may be one input: tokens, or a conversation."""
 
 
 MAX_INPUTS: Final = 16_384
-"""Of all requests together, which wait in memory: eight of the largest requests by default."""
+"""Inputs of all requests, which wait in memory: eight of the largest requests by default."""
 
 
 class PoolingLimits:
-    """What all pooling requests of a frontend share."""
+    """Limits that all pooling requests of a frontend share."""
 
     def __init__(self, settings: HttpSettings, *, several_keys: bool) -> None:
-        """
-        Args:
-            several_keys: there is more than one API key, so none may take everything.
-        """
+        """With ``several_keys`` no key may take everything."""
         self._most = settings.max_pooling_inputs
         self._calls = CallLimit(settings.max_inflight, settings.max_inflight)
         share = settings.key_share if several_keys else 1.0
@@ -91,12 +88,7 @@ class PoolingLimits:
 
     @contextmanager
     def admitted(self, inputs: int) -> Iterator[None]:
-        """A request is worked on, in the context of this task.
-
-        Raises:
-            RequestRejectedError: it has too many inputs.
-            OverloadedError: all requests together have.
-        """
+        """Admit a request of this task. Raises RequestRejectedError or OverloadedError."""
         if inputs > self._most:
             raise RequestRejectedError(
                 f"the request has {inputs} inputs, more than the {self._most} of "
@@ -121,30 +113,26 @@ class PoolingLimits:
 
 
 class _LimitedServing(PoolingBaseServing):
-    """The part of vLLM's serving classes for pooling that is ours."""
+    """Our part of vLLM's serving classes for pooling."""
 
     _limits: PoolingLimits
 
     async def __call__(self, request: Vllms, raw_request: Request | None = None) -> Response:
-        """Answer a request.
-
-        Raises:
-            VLLMError: it is refused.
-        """
+        """Answer a request. Raises VLLMError if it is rejected."""
         parts = current_context().find(DeferredParts)
         try:
             with ExitStack() as admitted:
                 admitted.enter_context(self._limits.admitted(inputs_of(request)))
                 self.engine_client.check_admission()
                 answer = await super().__call__(request, raw_request)
-                if parts:  # its numbers are there until they are sent
+                if parts:  # its numbers stay in memory until they are sent
                     parts.held.enter_context(admitted.pop_all())
                 return answer
         except (OverloadedError, RequestRejectedError) as error:
             raise as_vllm_error(error) from error
 
     async def _preprocessing(self, io_processor: Vllms, ctx: Vllms) -> None:
-        """Render without a thread that waits for anybody and that others need."""
+        """Render without blocking a thread that other requests need."""
         loop = asyncio.get_running_loop()
         executor: Executor = io_processor._executor  # of its tokenizer, which is for one thread
         asked = await loop.run_in_executor(executor, io_processor.get_request_factory_online, ctx)
@@ -179,7 +167,7 @@ def _check_typed(types: Sequence[str], numbers: int) -> None:
 
 
 def _has_floats(ctx: Vllms) -> bool:
-    """Whether an answer has the outputs as they are, as numbers of JSON."""
+    """Return whether an answer has its outputs as plain JSON numbers."""
     kinds = [getattr(ctx.request, "encoding_format", None)]
     if hasattr(ctx.request, "embedding_types"):
         kinds = ctx.request.embedding_types or ["float"]
@@ -187,7 +175,7 @@ def _has_floats(ctx: Vllms) -> bool:
 
 
 def _deferred(output: Vllms, parts: DeferredParts) -> Vllms:
-    """An output with one number in the place of all, which follow as the answer is sent."""
+    """Return an output with one stand-in for all numbers, which follow as the answer is sent."""
     stand_in = random.random()
     parts.add([stand_in], _rows(output.outputs.data))
     return _short(output, stand_in)
@@ -196,7 +184,7 @@ def _deferred(output: Vllms, parts: DeferredParts) -> Vllms:
 def _classified(
     index: int, output: Vllms, labels: Mapping[int, str], parts: DeferredParts
 ) -> Vllms:
-    """As :func:`_deferred`, with all of an item, since its label comes from the numbers."""
+    """Defer a whole item, as :func:`_deferred`: its label depends on the numbers."""
     data, stand_in = output.outputs.data, random.random()
     if data.ndim != 1:
         return output  # vLLM says so
@@ -218,7 +206,7 @@ def _short(output: Vllms, stand_in: float) -> Vllms:
 
 
 def _rows(data: torch.Tensor) -> Pieces:
-    """The numbers of a vector or a matrix, as lists in JSON."""
+    """Yield the numbers of a vector or a matrix as JSON lists."""
     rows = torch.atleast_2d(data)
     step = max(1, NUMBERS_AT_ONCE // max(1, rows.shape[1]))
     outer = (b"[", b"]") if data.dim() > 1 else (b"", b"")
@@ -228,10 +216,7 @@ def _rows(data: torch.Tensor) -> Pieces:
 
 
 def limit_pooling(app: FastAPI, limits: PoolingLimits) -> None:
-    """Let the pooling routes of vLLM's app render as we do, and within limits.
-
-    Each of its serving objects for pooling gives way to one of a subclass.
-    """
+    """Replace vLLM's pooling objects with subclasses that render as we do, within limits."""
     for name in list(app.state):
         if isinstance(serving := app.state[name], PoolingBaseServing):
             setattr(app.state, name, _limited(serving, limits))
@@ -247,7 +232,7 @@ def _limited(serving: PoolingBaseServing, limits: PoolingLimits) -> PoolingBaseS
 
 
 def inputs_of(asked: Vllms) -> int:
-    """How many inputs a request has, at least; takes no longer for many."""
+    """Return a lower bound on the inputs of a request, in constant time."""
     return max(sum(_count(asked, name) for name in names) for names in _INPUTS)
 
 
@@ -261,7 +246,7 @@ def _count(asked: Vllms, name: str) -> int:
 
 
 async def _together(works: Iterable[Awaitable[Rendered]]) -> list[Rendered]:
-    """All of it, in order. If one fails the others are cancelled."""
+    """Await all, in order. If one fails, cancel the rest."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return await asyncio.gather(*tasks)
@@ -271,7 +256,7 @@ async def _together(works: Iterable[Awaitable[Rendered]]) -> list[Rendered]:
 
 
 async def _render(processor: Vllms, executor: Executor, asked: Rendered) -> Rendered:
-    """What the processor's own ``render`` does, as other requests are rendered."""
+    """Do the processor's ``render`` in the way that other requests are rendered."""
     renderer = processor.renderer
     options = {
         "tok_params": asked["tok_params"],
@@ -299,14 +284,14 @@ async def _render(processor: Vllms, executor: Executor, asked: Rendered) -> Rend
 
 
 class _HalfRendering:
-    """Stands for a processor and for its renderer, so that media are left as they are."""
+    """Stand-in for a processor and its renderer that leaves media unprocessed."""
 
     def __init__(self, processor: Vllms) -> None:
         self._processor = processor
         self.renderer = self
 
     def render(self, asked: Rendered) -> Rendered:
-        """The processor's own, without the last step."""
+        """Run the processor's own ``render`` without its last step."""
         try:
             rendered: Rendered = type(self._processor).render(self, asked)
         except Exception as error:  # tokenizers raise no type of their own
@@ -316,7 +301,7 @@ class _HalfRendering:
         return rendered
 
     def process_for_engine(self, prompt: Vllms, arrival_time: float) -> tuple[Vllms, float]:
-        """The last step, which others do."""
+        """Skip the last step, which the caller does."""
         return prompt, arrival_time
 
     def __getattr__(self, name: str) -> Vllms:

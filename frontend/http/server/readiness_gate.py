@@ -1,11 +1,10 @@
-"""Whether there is an app that requests can go to.
+"""Readiness: whether there is an app that requests can go to.
 
-Until a worker has registered nobody knows the model, so vLLM's app can't exist; the
-readiness gate answers 503 in vLLM's error shape. Afterwards it lets everything in, until
-the frontend is about to leave. Operators are let in at any time.
+Only a worker knows the model that vLLM's app needs: until one has joined, and while the frontend
+drains, requests get 503. Operators are always let in.
 
-When it leaves, the listener is closed at once. Streams have ``--drain-timeout`` to finish; what is
-left then, or when a second signal comes, ends with an error event.
+The listener closes as soon as the frontend drains. Streams have ``--drain-timeout`` to finish; at
+its end, or at a second signal, the rest ends with an error event.
 """
 
 import asyncio
@@ -24,33 +23,29 @@ from frontend.workers import Fleets
 logger = logging.getLogger(__name__)
 
 LAST_WORDS_S = 2.0
-"""How long the errors of requests that were given up may take to reach their clients."""
+"""Seconds that errors of abandoned requests may take to reach their clients."""
 
 
 class ReadinessGate:
-    """503 until :meth:`let_in`, then vLLM's app, then 503 again."""
+    """Answer 503 until :meth:`let_in`, and again after :meth:`close_for_good`."""
 
     def __init__(self, reason: Callable[[], None], operators: App = unanswered) -> None:
-        """
-        Args:
-            reason: raises NoWorkerError if nobody is there.
-            operators: an app for them, for when there is no other.
-        """
+        """``reason`` raises NoWorkerError without workers; ``operators`` serves without a model."""
         self._reason = reason
         self._operators = operators
         self._app: App | None = None
         self._leaving = False
 
     def let_in(self, app: App | None) -> None:
-        """Let requests in to an app that was started; None to let nobody in until the next one."""
+        """Let requests in to a started app; None to let none in until the next one."""
         self._app = app
 
     def close_for_good(self) -> None:
-        """Answer 503 to whoever comes from now on; those who are in may finish."""
+        """Answer 503 to new requests; running ones may finish."""
         self._leaving = True
 
     async def __call__(self, arrival: Arrival) -> App | None:
-        """Say where a request goes, or return a 503."""
+        """Set the app of a request, or return a 503."""
         if self._app is not None and not self._leaving:
             arrival.app = self._app
             return None
@@ -81,11 +76,7 @@ async def graceful_shutdown(
     fleets: Fleets,
     timeout_s: float,
 ) -> None:
-    """Wait for a signal, then bring ``server.serve()`` to its end.
-
-    Args:
-        timeout_s: how long requests may take to finish.
-    """
+    """Wait for a signal, then end ``server.serve()``; requests have ``timeout_s`` to finish."""
     await signals.asked()
     gate.close_for_good()
     server.should_exit = True
@@ -93,7 +84,7 @@ async def graceful_shutdown(
     await signals.at_once(timeout_s)
     if left := len(server.server_state.tasks):
         logger.warning("ending %d requests that --drain-timeout leaves no more time", left)
-    await fleets.close()  # every request now fails, in its own words
+    await fleets.close()  # every request now fails, with its own error
     tasks = set(server.server_state.tasks)
     if tasks:
         _, tasks = await asyncio.wait(tasks, timeout=LAST_WORDS_S)
@@ -101,8 +92,7 @@ async def graceful_shutdown(
         task.cancel()
     if tasks:
         await asyncio.wait(tasks, timeout=LAST_WORDS_S)
-    # uvicorn answers a cancellation with 500, and waits until a client that doesn't read what
-    # came before takes that too.
+    # uvicorn answers a cancellation with 500, and would wait for a client that doesn't read.
     for connection in list(server.server_state.connections):
         if connection.transport is not None:
             connection.transport.abort()

@@ -1,4 +1,4 @@
-"""What all that is done for a request can learn from its context: its id, and its trace."""
+"""Put the id and the trace of a request into its context."""
 
 import secrets
 from collections.abc import Iterator
@@ -14,11 +14,8 @@ _HEADER = "X-Request-Id"
 
 
 async def name_request(arrival: Arrival, *, answered: bool = False) -> None:
-    """Name a request, for log lines and for the workers. The client's own name for it may come
-    again, and be anything.
-
-    Args:
-        answered: whether the answer says it, or the client's name, as ``X-Request-Id``.
+    """Name a request, for log lines and workers: clients' ids may repeat, or hold anything. If
+    ``answered``, return the client's id, or else ours, as ``X-Request-Id``.
     """
     name = secrets.token_hex(16)
     current_request.set(name)
@@ -37,9 +34,7 @@ def _naming(name: str, send: Send) -> Send:
 
 
 async def trace(arrival: Arrival) -> None:
-    """Make a span of a request which asks for work, a child of the client's if it says so. GETs
-    make none.
-    """
+    """Record a span of a work request, as a child of the client's if there is one."""
     if enabled() and arrival.asks_for_work:
         arrival.held.enter_context(_span(arrival))
 
@@ -61,7 +56,7 @@ def _span(arrival: Arrival) -> Iterator[None]:
             yield
         finally:
             if span is not None:
-                # The route and not the path, in which anything may stand.
+                # The route and not the path, which may hold anything.
                 route = getattr(scope.get("route"), "path", "unknown route")
                 span.rename(f"{scope['method']} {route}")
                 span.set({"http.request.method": scope["method"], "http.route": route})

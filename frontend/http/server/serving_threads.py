@@ -1,6 +1,7 @@
 """Give vLLM's serving objects threads of ours: to decode speech, and to tokenize for scores.
 
-Speech without a language gets an error that says so, where the model can't detect one."""
+Speech in an unknown language gets a clear error if the model can't detect languages.
+"""
 
 import asyncio
 from typing import Any, Final, TypeAlias
@@ -20,11 +21,7 @@ Vllms: TypeAlias = Any
 
 
 def watch_speech(app: FastAPI, limit_s: float) -> None:
-    """Decode speech in threads that are watched, and replaced if they do not return.
-
-    Args:
-        limit_s: seconds that one file may take.
-    """
+    """Decode speech in watched threads, replaced if one file takes over ``limit_s`` seconds."""
     for name in _SERVINGS:
         if (serving := getattr(app.state, name, None)) is None:
             continue
@@ -55,7 +52,7 @@ async def _refuse_detection(audio: Vllms, request_id: str) -> str:
 
 
 def tokenize_scores_aside(app: FastAPI, tokenizing: Tokenizing) -> None:
-    """Tokenize for scores by a model that generates in a thread, not on the event loop."""
+    """Tokenize for generative scoring in a thread, not on the event loop."""
     serving = getattr(app.state, "serving_generative_scoring", None)
     if serving is None:
         return

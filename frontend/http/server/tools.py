@@ -1,4 +1,4 @@
-"""Tool calls: parsers are looked up before anything starts, and a refusal says where flags go."""
+"""Check tool and reasoning parsers at the start, and explain where their flags go."""
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from common.cli.flag_settings import unknown
 from common.errors import ConfigurationError
 
 _NO_AUTO_TOOLS: Final = "--enable-auto-tool-choice and --tool-call-parser to be set"
-"""How vLLM's refusal of a request with tools ends."""
+"""End of vLLM's refusal of a request with tools."""
 
 _NO_PARSER: Final = "--tool-call-parser to be set"
 
@@ -25,11 +25,10 @@ _REMEDY: Final = (
 
 
 def check_parsers(args: Namespace) -> None:
-    """Look the parsers of vLLM's API server arguments up.
+    """Look up the parsers of vLLM's arguments.
 
     Raises:
-        ConfigurationError: there is none of that name, there is no such plug-in, or the tool
-            parser would not be used.
+        ConfigurationError: the parser or plug-in is unknown, or the tool parser has no effect.
     """
     if plugin := args.tool_parser_plugin:
         if ("/" in plugin or plugin.endswith(".py")) and not Path(plugin).is_file():
@@ -53,7 +52,7 @@ def _check(flag: str, name: str, known: list[str]) -> None:
 
 
 def say_where_tool_flags_go(app: FastAPI) -> None:
-    """Let vLLM's refusals of requests with tools name the process that takes the flags."""
+    """Have vLLM's refusals of requests with tools name the process that takes the flags."""
     chats = app.state.online_renderer
     answer: Callable[..., Any] = chats.create_error_response
 

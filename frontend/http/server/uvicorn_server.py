@@ -23,21 +23,21 @@ from frontend.processes import Siblings
 logger = logging.getLogger(__name__)
 
 ENOUGH: Final = 65_536
-"""More is not asked for: some libraries do something for every file that could be open."""
+"""Files. More are not requested: some libraries do work for every possible descriptor."""
 
 OTHERS: Final = 1024
-"""What is needed beside clients' connections: workers, fetches, shared memory, libraries."""
+"""Files needed beside clients' connections: workers, fetches, shared memory, libraries."""
 
 MOST_HANDSHAKES: Final = 1024
-"""TLS handshakes at once. With one more the oldest is given up: an honest one takes milliseconds.
-Each takes a file handle and 60 kB, and --max-connections counts it only once it has ended."""
+"""Concurrent TLS handshakes. One more aborts the oldest: an honest one takes milliseconds. Each
+takes a file handle and 60 kB, and --max-connections counts it only once it has ended."""
 
 DEFERENCE_S: Final = 0.003
-"""How long a process with more connections than another leaves the next one to that."""
+"""Seconds that a process leaves the next connection to a sibling with fewer."""
 
 
 class TlsRefresh(FollowedFiles):
-    """Gives new connections the certificate that is in the files by then."""
+    """Give new connections the certificate that is in the files by then."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         self._config = config
@@ -45,21 +45,20 @@ class TlsRefresh(FollowedFiles):
         super().__init__(Path(name) for name in names if name is not None)
 
     async def changed(self) -> None:
-        """Take what is in the files for new connections."""
         try:
             self._load()
-        except OSError as error:  # that of TLS is one
+        except OSError as error:  # TLS errors too
             logger.warning("the TLS files have changed and can't be used as yet: %s", error)
         else:
             logger.info("the TLS files have changed: new connections get what is in them")
 
     def _load(self) -> None:
-        """On the event loop, between handshakes. Errors leave the server what it has."""
+        """Load on the event loop, between handshakes. On errors the old certificate stays."""
         config = self._config
         context = config.ssl
         if context is None or config.ssl_certfile is None:
             return
-        # What fits together by itself may be loaded; half of it would break all handshakes.
+        # Check that the files fit each other: loading half of them would break all handshakes.
         create_ssl_context(
             certfile=config.ssl_certfile,
             keyfile=config.ssl_keyfile,
@@ -83,16 +82,11 @@ def attainable_files() -> int:
 
 
 def files_needed(connections: int) -> int:
-    """Return the open files that so many client connections need."""
     return connections + OTHERS
 
 
 def raise_file_limit(connections: int) -> None:
-    """Raise the soft limit as far as it goes, and warn if it is too low all the same.
-
-    Args:
-        connections: of clients, at most.
-    """
+    """Raise the soft limit as far as possible, and warn if it is still too low."""
     soft = attainable_files()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -106,7 +100,7 @@ def raise_file_limit(connections: int) -> None:
 
 
 class Server(uvicorn.Server):
-    """Leaves signals to us: uvicorn would raise them again before we have cleaned up."""
+    """uvicorn's server without its signal handling, which would re-raise before our cleanup."""
 
     def __init__(
         self,
@@ -115,11 +109,7 @@ class Server(uvicorn.Server):
         *,
         refresh_tls: bool = False,
     ) -> None:
-        """
-        Args:
-            siblings: accept from their sockets, in fairness to them; None to listen as configured.
-            refresh_tls: follow changes of the certificate's files.
-        """
+        """Accept from the sockets of ``siblings``, in fairness to them, or listen as configured."""
         super().__init__(config)
         self._refresh_tls = refresh_tls
         self._refreshing: asyncio.Task[None] | None = None
@@ -129,11 +119,11 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Nothing; the process has its own handlers."""
+        """Do nothing; the process has its own handlers."""
         yield
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
-        """Listen, or begin to accept."""
+        """Listen, or start to accept."""
         if self._refresh_tls:
             work = TlsRefresh(self.config).follow
             self._refreshing = asyncio.create_task(supervise("TLS files", work), name="TLS files")
@@ -145,7 +135,7 @@ class Server(uvicorn.Server):
             return
         await super().startup(sockets=[])
         self._share(siblings.listeners, siblings.another_has_fewer)
-        if siblings.alone:  # or when there is somebody to serve them
+        if siblings.alone:  # otherwise once a model is served
             self.accept()
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
@@ -155,14 +145,14 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     def accept(self) -> None:
-        """Take connections from now on. The second and later calls do nothing."""
+        """Take connections from now on. Later calls do nothing."""
         if not self.should_exit:
             self._accepts = True
             for each in self._shared:
                 each.start()
 
     async def on_tick(self, counter: int) -> bool:
-        """See uvicorn; ten times a second."""
+        """Tell siblings the number of connections; uvicorn calls it ten times a second."""
         ending = await super().on_tick(counter)
         if self._siblings is not None and self._accepts:
             self._siblings.has(None if ending else len(self.server_state.connections))
@@ -176,7 +166,7 @@ class Server(uvicorn.Server):
             for each in server.sockets
         ]
         for server in self.servers:
-            server.close()  # its handles; what waits to be accepted goes on to wait
+            server.close()  # its handles; pending connections stay in the queue
         self.servers.clear()
         self._share(listeners, lambda: False)
         self.accept()
@@ -197,10 +187,10 @@ class Server(uvicorn.Server):
 
 
 class SharedListener:
-    """Accepts from a socket that other processes accept from too.
+    """Accept from a socket that other processes accept from too.
 
-    One connection for each turn of the event loop: who has much to do leaves the next one to those
-    who have less. asyncio and uvloop would take all that wait.
+    Takes one connection for each turn of the event loop, so that busy processes leave the next one
+    to idle ones. asyncio and uvloop would take all pending ones.
     """
 
     def __init__(
@@ -211,14 +201,7 @@ class SharedListener:
         handshake_s: float,
         defers: Callable[[], bool],
     ) -> None:
-        """
-        Args:
-            listener: closed with this.
-            make: what serves a connection.
-            tls: None for plain HTTP.
-            handshake_s: how long a handshake may take.
-            defers: whether another process had better take the next one.
-        """
+        """Own ``listener``. ``defers`` tells whether a sibling should take the next connection."""
         self._defers = defers
         self._listener = listener
         self._make = make
@@ -233,23 +216,20 @@ class SharedListener:
         return [self._listener]
 
     def start(self) -> None:
-        """Accept from now on."""
         if not self._started:
             self._started = True
             self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def is_serving(self) -> bool:
-        """Whether it is not closed."""
         return self._listener.fileno() >= 0
 
     def close(self) -> None:
-        """Accept no more."""
         if self.is_serving():
             self._loop.remove_reader(self._listener.fileno())
             self._listener.close()
 
     async def wait_closed(self) -> None:
-        """Handshakes that are under way are given up."""
+        """Cancel the handshakes that are under way."""
         for task in self._opening:
             task.cancel()
         await asyncio.gather(*self._opening, return_exceptions=True)
@@ -266,7 +246,7 @@ class SharedListener:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return  # another process was faster, or the client has gone
         except OSError as error:
-            # No descriptors are left, say: the others may have some, and connections wait.
+            # E.g. no descriptors are left: siblings may have some, and connections wait.
             logger.error("a connection can't be accepted: %s", error)
             self._pause(1.0)
             return
@@ -288,7 +268,7 @@ class SharedListener:
         self._loop.call_later(seconds, self._go_on)
 
     def _go_on(self) -> None:
-        """Nobody else has taken what waits, or there is more than the others can take."""
+        """Accept again, and take a connection that siblings have left, without deferring."""
         if self.is_serving():
             self._loop.add_reader(self._listener.fileno(), self._accept)
             self._take()

@@ -1,4 +1,4 @@
-"""The one file that touches vLLM's server assembly: its OpenAI app around our client."""
+"""The only file that touches vLLM's server assembly: its OpenAI app around our client."""
 
 import asyncio
 import errno
@@ -63,9 +63,8 @@ logger = logging.getLogger(__name__)
 MODELS: Final = "/v1/models"
 
 KEEP_ALIVE_S: Final = 75
-"""How long a connection may be idle. Who closes first must be the client or the balancer, most of
-which do after 60 s: a POST that they send on a connection that is being closed fails. vLLM's own
-5 s are less than what clients keep theirs for."""
+"""Seconds that a connection may be idle. The client or the balancer must close first (most after 60
+s): a POST on a closing connection fails. vLLM's own 5 s are shorter than what clients use."""
 
 Handler: TypeAlias = Callable[[Request, Exception], Awaitable[Response]]
 
@@ -82,14 +81,8 @@ async def build_vllm_app(
     tasks: tuple[SupportedTask, ...],
     server: uvicorn.Server,
 ) -> FastAPI:
-    """vLLM's own app. Its lifespan still has to be entered.
-
-    Args:
-        args: vLLM's API server arguments, with the model's filled in.
-        server: vLLM's error handlers look at it.
-
-    Raises:
-        KeyError: a reasoning parser of the workers' that doesn't exist here, from vLLM.
+    """Return vLLM's own app, whose lifespan still has to be entered. vLLM raises KeyError for a
+    reasoning parser of the workers' that doesn't exist here.
     """
     validate_api_server_args(args)
     fail_fast()
@@ -130,13 +123,11 @@ async def _assembled(
 
 
 _FOR_ALL_ANSWERS: Final = (CORSMiddleware, XRequestIdMiddleware)
-"""Layers of vLLM's app whose headers this server sets on all answers, its own refusals included."""
+"""Layers of vLLM's app whose headers this server sets on all answers, also on rejections."""
 
 
 def _drop_doubles(app: FastAPI) -> None:
-    """Take these layers out of an assembled app. One that stays, behind a layer of ``--middleware``
-    that can't be looked through, changes nothing: the headers are replaced.
-    """
+    """Remove these layers. One behind an opaque ``--middleware`` stays: headers are replaced."""
     layer: Any = app.middleware_stack
     while (inner := getattr(layer, "app", None)) is not None:
         if isinstance(inner, _FOR_ALL_ANSWERS):
@@ -146,11 +137,11 @@ def _drop_doubles(app: FastAPI) -> None:
 
 
 _http_metrics: Final[list[Any]] = []
-"""What counts requests for the first app of this process."""
+"""Request metrics of the first app of this process."""
 
 
 def _count_together(app: FastAPI) -> None:
-    """Let an app after the first count where that does: a process has a metric of a name once."""
+    """Share the first app's metrics: a process can have a metric of a name only once."""
     layer: Any = app.middleware_stack
     while not hasattr(layer, "instrumentations"):
         layer = getattr(layer, "app", None)
@@ -162,16 +153,12 @@ def _count_together(app: FastAPI) -> None:
 
 
 def list_together(app: FastAPI, apps: Callable[[], Iterable[FastAPI]]) -> None:
-    """List the models of several apps where one would list its own; of equal names the first.
-
-    Args:
-        apps: asked each time.
-    """
+    """Have an app list the models of all apps. Models precede adapters of the same name."""
 
     async def listing() -> dict[str, Any]:
         listings = [
             (await each.state.openai_serving_models.show_available_models()).model_dump()
-            for each in list(apps()) or [app]  # the last has left meanwhile
+            for each in list(apps()) or [app]  # the last one was unloaded meanwhile
         ]
         named: dict[str, dict[str, Any]] = {}
         for card in (card for each in listings for card in each["data"]):
@@ -190,17 +177,14 @@ def list_together(app: FastAPI, apps: Callable[[], Iterable[FastAPI]]) -> None:
 
 
 def share_adapters(app: FastAPI, adapters: Adapters) -> None:
-    """Let vLLM's server know the workers' adapters: it lists them, and asks for them by name."""
+    """Let vLLM's server list the workers' adapters, and accept their names."""
     models = app.state.openai_serving_models
     adapters.reserve(model.name for model in models.base_model_paths)
     models.lora_requests = adapters.requests
 
 
 class _Names(Sequence[Any]):
-    """What vLLM names in its 404: the names of all models, an app's own first.
-
-    Whether a model is its own an app asks elsewhere.
-    """
+    """Names of all models, for vLLM's 404, an app's own first. Ownership is checked elsewhere."""
 
     def __init__(self, own: Sequence[Any], apps: Callable[[], Iterable[FastAPI]]) -> None:
         self._own = own
@@ -216,7 +200,7 @@ class _Names(Sequence[Any]):
 
 
 def replace_engine_routes(app: FastAPI, operating: Operating) -> None:
-    """Put ours in the place of vLLM's routes that concern an engine: ours concern all workers."""
+    """Replace vLLM's routes that concern an engine with ours, which concern all workers."""
     kept = [route for route in app.router.routes if getattr(route, "path", "") not in REPLACED]
     app.router.routes[:] = kept
     app.include_router(vllms_routes(operating))
@@ -225,11 +209,10 @@ def replace_engine_routes(app: FastAPI, operating: Operating) -> None:
 
 
 def _handle_errors(app: FastAPI) -> None:
-    """Let the app answer to errors as we want it to, and forget each once it is answered.
+    """Register our error handlers, which forget each error once it is answered.
 
-    Handlers are looked up in the assembled app, and vLLM's SageMaker support assembles it
-    early. Doing that again would make every piece of middleware twice, and the second one for
-    metrics counts nothing.
+    They go into the assembled app, since vLLM's SageMaker support assembles it early. A second
+    assembly would duplicate the middleware, and the second one for metrics counts nothing.
     """
     ours: dict[Any, Any] = {
         OverloadedError: _say_when,
@@ -250,10 +233,10 @@ def _handle_errors(app: FastAPI) -> None:
 
 
 def _forgetting(handler: Handler) -> Handler:
-    """A handler that lets go of what the failed request held, its media in the arena above all.
+    """Wrap a handler to release what the failed request held, above all media in the arena.
 
-    vLLM's routes keep the task that failed in a local variable, so error and variables hold
-    each other until the garbage collector comes by.
+    vLLM's routes keep the failed task in a local variable, so error and variables hold each other
+    until garbage collection.
     """
 
     async def handle(request: Request, error: Exception) -> Response:
@@ -267,7 +250,7 @@ def _forgetting(handler: Handler) -> Handler:
 
 
 async def _say_when(request: Request, error: Exception) -> Response:
-    """vLLM's answer to an error; ours if there was no room, which says when there may be."""
+    """Answer as vLLM does, except to an overload: that answer has a ``Retry-After``."""
     overload = error if isinstance(error, OverloadedError) else error.__cause__
     if isinstance(overload, OverloadedError):
         return overload_answer(overload)
@@ -275,7 +258,7 @@ async def _say_when(request: Request, error: Exception) -> Response:
 
 
 async def _say_no_files(request: Request, error: Exception) -> Response:
-    """503 where nothing more can be opened, not even a module that a first answer needs."""
+    """Answer 503 if no more files can be opened, not even a module that a first answer needs."""
     assert isinstance(error, OSError)
     if error.errno not in (errno.EMFILE, errno.ENFILE):
         return await _blame_the_request(request, error)
@@ -284,23 +267,23 @@ async def _say_no_files(request: Request, error: Exception) -> Response:
 
 
 async def _as_vllms(request: Request, error: Exception) -> Response:
-    """Answer an error of ours, from a thread that vLLM's own code uses, with its status."""
+    """Answer an error of ours, raised in a thread that vLLM's code uses, with its status."""
     assert isinstance(error, MmRouterError), "registered for errors of ours"
     return await vllm_error_handler(request, as_vllm_error(error))
 
 
 async def _blame_the_request(request: Request, error: Exception) -> Response:
-    """400 for a value that vLLM's own code did not expect while it read the request.
+    """Answer 400 for a value that vLLM's own code did not expect while it read the request.
 
-    Some validators look into values before their types are checked, and empty lists are
-    taken for full ones; vLLM itself answers 500 to what comes of it.
+    Some validators look into values before their types are checked, and take empty lists for full
+    ones; vLLM itself answers 500.
     """
     if isinstance(error, RecursionError):
-        # Only JSON in a string is as deep: a body that is can't be parsed.
+        # Only JSON in a string can be so deep: no such body is parsed.
         message = "a value of the request, such as the arguments of a tool call, is nested too deep"
         return error_answer(message, HTTPStatus.BAD_REQUEST, kind="BadRequestError")
     frames = traceback.extract_tb(error.__traceback__)
-    # A model of Pydantic's raises itself for a field that it has not.
+    # Skip Pydantic's frames: a model raises for an attribute that it lacks.
     places = [
         f"{frame.filename}:{frame.name}" for frame in frames if "/pydantic/" not in frame.filename
     ]
@@ -317,19 +300,15 @@ def _keep_alive_s() -> int:
 
 
 def uvicorn_config(app: App, args: Namespace, settings: HttpSettings) -> uvicorn.Config:
-    """The HTTP server's configuration, from vLLM's arguments and ours.
-
-    Raises:
-        ConfigurationError: TLS can't be had with what they say.
-    """
+    """Return the HTTP server's configuration. Raises ConfigurationError if TLS is unusable."""
     cors = Cors(app, args)
     limits = HeadLimits(args.h11_max_incomplete_event_size, args.h11_max_header_count)
     config = uvicorn.Config(
         cors,
         http=connections(settings, limits, cors.of_refusal),  # type: ignore[arg-type]
         ws="none",  # no route speaks it, and it would evade all limits
-        # A request that was sent ahead starts in the task of the one before it, whose key and
-        # salt it must not have.
+        # A pipelined request starts in the task of the one before it, whose key and salt it must
+        # not have.
         reset_contextvars=True,
         host=args.host,
         port=args.port,
@@ -351,6 +330,6 @@ def uvicorn_config(app: App, args: Namespace, settings: HttpSettings) -> uvicorn
     adopt_servers_lines(args)
     try:
         config.load()
-    except OSError as error:  # that of TLS is one
+    except OSError as error:  # TLS errors too
         raise ConfigurationError(f"TLS can't be had by the --ssl-… flags: {error}") from error
     return config

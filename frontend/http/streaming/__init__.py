@@ -1,1 +1,1 @@
-"""Streams of answers: their events, their errors and their keep-alive."""
+"""Streams of answers: their events, errors and keep-alive."""

@@ -1,8 +1,7 @@
-"""A stream that fails before its first byte is an error with a status, not a stream.
+"""Turn a stream that fails before its first byte into an error with a status.
 
-vLLM's server answers 200 as soon as a prompt is rendered and would report what comes
-after, such as that every worker has become busy, as the only event of the stream. A
-client or load balancer that looks at the status would take that for a success.
+vLLM's server answers 200 as soon as a prompt is rendered, and reports later errors, e.g. that all
+workers are busy, as the only event. A client or load balancer would see a success.
 """
 
 import re
@@ -20,7 +19,7 @@ _ERROR_EVENT: Final = re.compile(rb'(?:event: \w+\n)?data: (\{"error".*)')
 
 
 async def hold_stream_heads(arrival: Arrival) -> None:
-    """Hold the head of a stream back until its first event, and have a way for those after it."""
+    """Hold a stream's head back until its first event; offer later ones the direct way."""
     write = arrival.scope.get(WRITE_NOW)
     if write is not None:
         events = DirectEvents(write)

@@ -1,7 +1,7 @@
 """Merge the answers of many engine calls at a cost that grows with the answers alone.
 
-vLLM waits for all calls of a request anew after each output of one: a stream of 1,024 prompts and 4
-tokens took the event loop 4 seconds.
+vLLM waits for all calls of a request anew after each output: a stream of 1,024 prompts and 4 tokens
+took the event loop 4 seconds.
 """
 
 import asyncio
@@ -18,17 +18,14 @@ _IMPORTERS: Final = "vllm.entrypoints."
 
 
 def merge_in_linear_time() -> None:
-    """Let all routes of this process merge so, once their modules are imported."""
+    """Replace vLLM's merge in all modules of routes that are imported by now."""
     for name, module in [*sys.modules.items()]:
         if name.startswith(_IMPORTERS) and vars(module).get(_NAME) is merge_async_iterators:
             vars(module)[_NAME] = merge
 
 
 async def merge(*iterators: AsyncGenerator[T]) -> AsyncGenerator[tuple[int, T]]:
-    """Yield the items of all iterators as they come, each with the number of its iterator.
-
-    Raises the first error of an iterator, and closes all of them at its end.
-    """
+    """Yield items as they come, with their iterator's number. Raise its first error; close all."""
     done: asyncio.Queue[tuple[int, asyncio.Future[T]]] = asyncio.Queue()
     coming: dict[int, asyncio.Future[T]] = {}
 

@@ -1,7 +1,7 @@
-"""Prevent the parsers of answers (tool calls, reasoning) from holding the event loop.
+"""Prevent the parsers of answers (tool calls, reasoning) from blocking the event loop.
 
-vLLM parses what the model wrote on the event loop. Parsers read the whole text again at each token,
-and a client decides what a model writes: 8 KB of tool calls took a stream 40 s of the loop.
+vLLM parses on the event loop, the whole text again at each token, and a client decides what a model
+writes: 8 KB of tool calls took a stream 40 s of the loop.
 """
 
 import asyncio
@@ -24,50 +24,42 @@ from frontend.request_context import current_context
 T = TypeVar("T")
 
 SLOW_S: Final = 0.002
-"""CPU time of one output's parsing from which its stream waits. Usual texts take a tenth of it."""
+"""CPU seconds of one output's parsing from which its stream waits. Usual texts take a tenth."""
 
 LONG_S: Final = 0.1
-"""CPU time of one output's parsing that a stream may take a few times only: it grows with each
-token, and nothing ends it. Usual texts take it beyond 200 KB of one tool call."""
+"""CPU seconds of one output's parsing that a stream may take a few times only: the time grows with
+each token, without end. Usual texts take it beyond 200 KB of one tool call."""
 
 LONG_TEXT: Final = 16 << 10
-"""Characters of a whole answer from which it is parsed in a process of its own. Expressions of
-parsers search 64 KB of tool calls that do not end for minutes, and 16 KB for seconds. No thread can
-be ended: two such answers kept all others from being parsed."""
+"""Characters from which a whole answer is parsed in a process of its own. Regular expressions of
+parsers take minutes for 64 KB of unclosed tool calls, and seconds for 16 KB. Threads can't be
+ended: two such answers stopped the parsing of all others."""
 
 BOUNDS: Final = Bounds(cpu_s=2, memory_bytes=256 << 20, alarm_s=20)
 """For one text. 200 KB of honest tool calls take 0.3 s."""
 
 FEW: Final = 3
-"""So many of a stream, and one of each hundred outputs: a garbage collection takes as long."""
+"""Long outputs that a stream may have, plus one in a hundred: a garbage collection is as long."""
 
 THREADS: Final = WatchedThreads("answers", 2, limit_s=float("inf"))
-"""Where whole answers are parsed. None is given up: the length of the answer bounds the work."""
+"""Parse whole answers. None is replaced: the length of the answer bounds the work."""
 
 
 class ParsingTime:
-    """CPU time that the parsers of a request took since its last output.
-
-    Attributes:
-        seconds: so far.
-    """
+    """CPU seconds that the parsers of a request took since its last output."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
 
 class _Timed(Parser):
-    """A parser that notes how long it takes, and gives up a stream that takes too long."""
+    """A parser that measures itself, and ends a stream that takes too long."""
 
     _outputs = 0
     _long = 0
 
     def parse_delta(self, *args: Any, **options: Any) -> DeltaMessage | None:
-        """See vLLM.
-
-        Raises:
-            VLLMError: the outputs before took too long.
-        """
+        """Raise VLLMError if the outputs before took too long."""
         if self._long > FEW + self._outputs // 100:
             raise _too_long()
         begun = time.thread_time()
@@ -81,14 +73,10 @@ class _Timed(Parser):
                 spent.seconds += took
 
     def parse(self, model_output: str, *args: Any, **options: Any) -> Any:
-        """See vLLM.
+        """Raise VLLMError if it takes too long.
 
-        A fork of this process takes up to 0.1 s, for long texts alone. A process that waits would
-        need a tokenizer and all of vLLM. What a fork changes of the parser is lost: nothing reads
-        it after a whole answer.
-
-        Raises:
-            VLLMError: it took too long.
+        Long texts are parsed in a fork, which costs up to 0.1 s; a standing process would need a
+        tokenizer and all of vLLM. The fork's changes of the parser are lost: nothing reads them.
         """
         make = super().parse
         if len(model_output) <= LONG_TEXT:
@@ -109,18 +97,18 @@ def _too_long() -> Exception:
 
 
 def timed(kind: type[Parser]) -> type[Parser]:
-    """Return a class of parsers that tells :func:`paced` how long they take."""
+    """Return a subclass of a parser that reports its time to :func:`paced`."""
     return type(kind.__name__, (_Timed, kind), {})
 
 
 class _Pace:
-    """Let slow parsers have half of the event loop at most, all streams together."""
+    """Limit slow parsers to half of the event loop, all streams together."""
 
     def __init__(self) -> None:
         self._free_at = 0.0
 
     async def wait(self, spent_s: float) -> None:
-        """Wait as long as the parsers took, behind the other streams that wait."""
+        """Wait as long as the parsers took, behind other waiting streams."""
         now = time.monotonic()
         self._free_at = max(now, self._free_at) + spent_s
         await asyncio.sleep(self._free_at - now)
@@ -130,7 +118,7 @@ _pace: Final = _Pace()
 
 
 async def paced(outputs: AsyncIterable[T]) -> AsyncGenerator[T]:
-    """Yield the outputs of a stream, each later by what the one before cost its parsers."""
+    """Yield the outputs of a stream, each delayed by the parsing time of the one before."""
     spent = ParsingTime()
     current_context().put(spent)
     async for output in outputs:
@@ -141,7 +129,7 @@ async def paced(outputs: AsyncIterable[T]) -> AsyncGenerator[T]:
 
 
 def finished(parsing: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine that waits for nothing."""
+    """Return the result of a coroutine that never suspends."""
     try:
         parsing.send(None)
     except StopIteration as done:
@@ -154,31 +142,26 @@ def finished(parsing: Coroutine[Any, Any, T]) -> T:
 async def aside(
     parsing: Coroutine[Any, Any, T], run: Callable[[Coroutine[Any, Any, T]], T] = finished
 ) -> T:
-    """Run a coroutine in a thread, so that the event loop goes on.
-
-    Args:
-        run: by default takes coroutines alone that wait for nothing.
-    """
+    """Run a coroutine in a thread; the default ``run`` takes only ones that never suspend."""
     context = contextvars.copy_context()
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(THREADS, context.run, run, parsing)
 
 
 async def these(*outputs: T) -> AsyncGenerator[T]:
-    """Yield some outputs, without waiting."""
+    """Yield outputs without waiting."""
     for output in outputs:
         yield output
 
 
 class ParsesAside(OpenAIServingChat):
-    """vLLM's chats, whose parsers leave the event loop to others."""
+    """vLLM's chats, whose parsers do not block the event loop."""
 
     parser_cls: type[Parser] | None = None
 
     async def chat_completion_full_generator(
         self, request: Any, result_generator: Any, *args: Any, **options: Any
     ) -> Any:
-        """See vLLM."""
         make = super().chat_completion_full_generator
         if self.parser_cls is None:
             return await make(request, result_generator, *args, **options)
@@ -190,6 +173,5 @@ class ParsesAside(OpenAIServingChat):
     def chat_completion_stream_generator(
         self, request: Any, result_generator: Any, *args: Any, **options: Any
     ) -> AsyncGenerator[Any]:
-        """See vLLM."""
         outputs = result_generator if self.parser_cls is None else paced(result_generator)
         return super().chat_completion_stream_generator(request, outputs, *args, **options)

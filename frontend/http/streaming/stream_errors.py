@@ -1,9 +1,8 @@
-"""What a stream of vLLM's Anthropic and Responses routes says when its request fails.
+"""Errors of streams on vLLM's Anthropic and Responses routes.
 
-vLLM has a chat's error read as a chunk on the Anthropic route, and its client gets what Pydantic
-says to that. On the Responses route it closes the connection. Here an error before the first
-output goes to :mod:`.early_stream_errors`, which answers with its status; a
-later one is the event that clients of the route know.
+vLLM's Anthropic route reads a chat's error as a chunk, and tells what Pydantic says to that; its
+Responses route closes the connection. Here :mod:`.early_stream_errors` answers an error before the
+first output with its status, and a later one is the event that clients of the route know.
 """
 
 import json
@@ -40,7 +39,7 @@ from frontend.http.streaming.whole_answers import (
 from frontend.request_context import current_context
 
 EARLY: Final = "data: "
-"""Before an error that comes first: no event has a name then."""
+"""Prefix of an error that comes first, whose event has no name."""
 
 _REPEATING: Final = frozenset(
     {"response.content_part.done", "response.output_item.done", "response.completed"}
@@ -49,7 +48,7 @@ _BEFORE_OUTPUT: Final = frozenset({"response.created", "response.in_progress"})
 
 
 def say_errors(app: FastAPI) -> None:
-    """Put subclasses of vLLM's serving classes where the routes of an app look for them."""
+    """Replace the serving objects of an app with subclasses."""
     for name, kind in _SERVING.items():
         if (serving := getattr(app.state, name, None)) is not None:
             made = kind.__new__(kind)
@@ -64,7 +63,6 @@ class Messages(ParsesAside, AnthropicServingMessages):
     """vLLM's messages in Anthropic's form."""
 
     async def message_stream_converter(self, generator: AsyncGenerator[Any]) -> AsyncGenerator[str]:
-        """See vLLM."""
         failed: ErrorResponse | None = None
 
         async def until_error() -> AsyncGenerator[Any]:
@@ -92,7 +90,7 @@ class Messages(ParsesAside, AnthropicServingMessages):
 
 
 class Responses(OpenAIServingResponses):
-    """vLLM's responses."""
+    """vLLM's responses, with error events and deferred log probabilities."""
 
     parser: type[Parser] | None = None
 
@@ -105,7 +103,6 @@ class Responses(OpenAIServingResponses):
         *args: Any,
         **options: Any,
     ) -> AsyncGenerator[Any]:
-        """See vLLM."""
         args = params, outputs if self.parser is None else paced(outputs), context, *args
         held: list[Any] = []
         number = -1
@@ -139,11 +136,11 @@ class Responses(OpenAIServingResponses):
         *args: Any,
         **options: Any,
     ) -> Any:
-        """See vLLM. Of a stream it is the last event, which has the whole answer once more."""
+        """Make an answer, or a stream's last event, which repeats the whole answer."""
         if not self._stores(request):
             begin_whole_answer()
         make = super().responses_full_generator
-        # Other contexts run tools, and wait for these.
+        # Other contexts run tools, and await them.
         if self.parser is None or not isinstance(context, SimpleContext):
             return await make(request, params, outputs, context, *args, **options)
         async for _ in outputs:
@@ -151,7 +148,7 @@ class Responses(OpenAIServingResponses):
         return await aside(make(request, params, these(), context, *args, **options))
 
     def _stores(self, request: ResponsesRequest) -> bool:
-        """Return whether vLLM keeps the answer, which then has to have all its parts."""
+        """Return whether vLLM stores the answer, which must be complete then."""
         return bool(self.enable_store and request.store)
 
     def _create_response_logprobs(
@@ -176,10 +173,10 @@ class Responses(OpenAIServingResponses):
 
 
 class _Logprobs:
-    """The log probabilities of a stream as JSON, which its last events repeat.
+    """Log probabilities of a stream as JSON, which its last events repeat.
 
-    vLLM would keep models of all candidates, at which the garbage collector looks again and again:
-    a quarter of a million of them stopped the event loop for two seconds.
+    vLLM would keep objects of all candidates: garbage collections of a quarter of a million stopped
+    the event loop for two seconds.
     """
 
     def __init__(self, parts: DeferredParts) -> None:
@@ -188,7 +185,7 @@ class _Logprobs:
         self._kept: dict[str, list[bytes]] = {}
 
     def keep(self, made: list[Logprob]) -> list[Logprob]:
-        """Return a stand-in for those of an output, if it has any."""
+        """Return a stand-in for an output's log probabilities, if it has any."""
         if not made:
             return made
         stand_in = _stand_in()
@@ -197,7 +194,7 @@ class _Logprobs:
         return [stand_in]
 
     def put(self, event: Any) -> None:
-        """Put log probabilities in the place of the stand-ins of an event."""
+        """Replace the stand-ins of an event with log probabilities."""
         if event.type == "response.output_text.delta":
             stand_ins, event.logprobs = event.logprobs, []
             for each in stand_ins:
@@ -230,7 +227,7 @@ def _stand_in() -> Logprob:
 
 
 def _texts_of(event: Any) -> Iterator[ResponseOutputText]:
-    """Yield the texts within an event, which are the same objects in all events."""
+    """Yield the texts of an event, which are the same objects in all events."""
     items = event.response.output if event.type == "response.completed" else [event]
     for item in items:
         item = getattr(item, "item", item)
@@ -245,7 +242,7 @@ _SERVING: Final = {
 
 
 def _error_of(item: Any) -> ErrorResponse | None:
-    """The error that a chunk of a chat is, as vLLM 0.33 has it, or 0.32 writes it."""
+    """Return the error in a chunk of a chat, as vLLM 0.33 has it or 0.32 writes it."""
     if isinstance(item, ErrorResponse):
         return item
     if isinstance(item, str) and item.startswith('data: {"error"'):

@@ -1,9 +1,9 @@
-"""Streams of chats and completions: vLLM's serving classes, with a short way for their events.
+"""Streams of chats and completions: vLLM's serving classes, with a direct way for their events.
 
-The app calls each layer of ASGI for every event of a stream, and vLLM's server makes three Pydantic
-models of each token. Here vLLM's server writes an event, and the first one alone goes through the
-layers, together with the head of the answer; the others go to the client's connection. Events of a
-plain stream pass by vLLM's server as well: see :mod:`frontend.request.direct_events`.
+Each event would pass all ASGI layers of the app. Here only the first one does, with the head of the
+answer; the others go straight to the client's connection. Events of a plain stream bypass vLLM's
+server too, which makes three Pydantic models of each token: see
+:mod:`frontend.request.direct_events`.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ _Serving = TypeVar("_Serving", bound="_Streaming")
 _LogProbs = TypeVar("_LogProbs", ChatCompletionLogProbs, GenerateLogProbs)
 
 _Vllm: TypeAlias = Any
-"""An argument or an answer of a method of vLLM's."""
+"""An argument or a result of a method of vLLM's."""
 
 _HEADS_ONLY: Final = frozenset(
     {
@@ -69,7 +69,7 @@ _HEADS_ONLY: Final = frozenset(
         "vllm.entrypoints.serve.middleware.x_request_id.XRequestIdMiddleware",
     }
 )
-"""Layers of the app that look at the head of an answer and at none of its events."""
+"""Layers of the app that look at heads of answers and at no events."""
 
 _UNREADABLE: Final = (
     AssertionError,
@@ -80,7 +80,7 @@ _UNREADABLE: Final = (
     ValueError,
     msgspec.MsgspecError,
 )
-"""Errors of vLLM where it reads a medium that is none."""
+"""Errors of vLLM's for an unreadable medium."""
 
 _PARSING: Final = (
     "parse_delta",
@@ -88,15 +88,15 @@ _PARSING: Final = (
     "_in_tool_call_phase",
     "_extract_tool_calls_streaming",
 )
-"""Methods of a parser that decide what a text becomes; those of single models have their own."""
+"""Methods of a parser that decide what a text becomes; parsers of some models override them."""
 
 
 def own_streams(app: FastAPI) -> None:
-    """Put subclasses of vLLM's serving classes where the routes of an app look for them."""
+    """Replace the serving objects of an app with subclasses."""
     state, passes_layers = app.state, _all_look_at_heads(app.user_middleware)
     interval = 0.0
     if passes_layers:
-        # vLLM's routes would take a stream for idle whose events they do not see.
+        # vLLM's routes would take a stream for idle whose events bypass them.
         interval = float(state.args.sse_keep_alive_interval)
         state.args = Namespace(**{**vars(state.args), "sse_keep_alive_interval": 0})
     for name, kind in _SERVING.items():
@@ -113,7 +113,7 @@ def _all_look_at_heads(middleware: Iterable[Middleware]) -> bool:
 
 
 class _Streaming:
-    """The part of both serving classes that sends streams."""
+    """The part of all serving classes here that sends streams."""
 
     _passes_layers: bool
     _comment_interval: float
@@ -122,10 +122,10 @@ class _Streaming:
     def of(
         cls: type[_Serving], serving: object, passes_layers: bool, comment_interval: float
     ) -> _Serving:
-        """Return an object of this class with everything that vLLM gave to its own.
+        """Return an object of this class with the state of vLLM's own.
 
         Args:
-            passes_layers: whether events may pass by the layers of the app.
+            passes_layers: whether events may bypass the layers of the app.
             comment_interval: seconds after which an idle stream gets a comment; 0 for none.
         """
         made = cls.__new__(cls)
@@ -136,10 +136,10 @@ class _Streaming:
         return made
 
     def _send(self, stream: AsyncGenerator[str], *, plain: bool) -> AsyncGenerator[str]:
-        """Return what vLLM's route sends of a stream: the first event, and what has to wait.
+        """Return the events for vLLM's route: the first one, and those that have to wait.
 
         Args:
-            plain: whether nothing is made of an output but an event with its text.
+            plain: whether an output becomes an event with its text and nothing else.
         """
         events = current_context().find(DirectEvents)
         if events is None or not self._passes_layers:
@@ -158,7 +158,7 @@ class _Streaming:
 
 
 class _Chats(OpenAIServingChat):
-    """vLLM's chats, alone and in batches: many log probabilities are made while they are sent."""
+    """vLLM's chats, alone and in batches: many log probabilities are built while they are sent."""
 
     def _create_chat_logprobs(
         self, token_ids: Sequence[int], top_logprobs: Sequence[Any], *args: Any, **options: Any
@@ -169,12 +169,9 @@ class _Chats(OpenAIServingChat):
 
 
 class Batches(_Streaming, _Chats, OpenAIServingChatBatch):
-    """vLLM's batches of chats."""
-
     async def chat_completion_full_generator_batch(
         self, request: Any, generators: list[Any], *args: Any, **options: Any
     ) -> Any:
-        """See vLLM."""
         begin_whole_answer()
         last: dict[int, list[Any]] = {}
         async for number, output in merge(*generators):
@@ -185,8 +182,9 @@ class Batches(_Streaming, _Chats, OpenAIServingChatBatch):
 
 
 class Chats(_Streaming, _Chats, ParsesAside):
-    """vLLM's chats. ``echo`` gives the last message as a string, as OpenAI's API has it: templates
-    of some models get contents as lists of parts, and vLLM's streams would send such a list."""
+    """vLLM's chats. ``echo`` returns the last message as a string, as OpenAI's API does: templates
+    of some models get lists of parts, which vLLM's streams would send.
+    """
 
     def chat_completion_stream_generator(
         self,
@@ -198,7 +196,6 @@ class Chats(_Streaming, _Chats, ParsesAside):
         *args: Any,
         **options: Any,
     ) -> AsyncGenerator[str]:
-        """See vLLM."""
         if request.echo:
             conversation = _with_text(conversation)
         stream = super().chat_completion_stream_generator(
@@ -216,7 +213,6 @@ class Chats(_Streaming, _Chats, ParsesAside):
         *args: Any,
         **options: Any,
     ) -> Any:
-        """See vLLM."""
         if request.echo:
             conversation = _with_text(conversation)
         begin_whole_answer()
@@ -237,12 +233,9 @@ class Chats(_Streaming, _Chats, ParsesAside):
 
 
 class Completions(_Streaming, OpenAIServingCompletion):
-    """vLLM's completions."""
-
     def completion_stream_generator(
         self, request: CompletionRequest, engine_inputs: list[Any], *args: Any, **options: Any
     ) -> AsyncGenerator[str]:
-        """See vLLM."""
         stream = super().completion_stream_generator(request, engine_inputs, *args, **options)
         # vLLM reads several prompts in tasks, and so before it has written their events.
         return self._send(stream, plain=len(engine_inputs) == 1 and self._is_plain(request))
@@ -250,7 +243,6 @@ class Completions(_Streaming, OpenAIServingCompletion):
     def request_output_to_completion_response(
         self, final_res_batch: list[Any], request: CompletionRequest, *args: Any, **options: Any
     ) -> Any:
-        """See vLLM."""
         if not request.stream:  # or all of it is one event
             begin_whole_answer()
         answer = super().request_output_to_completion_response(
@@ -280,10 +272,8 @@ class Completions(_Streaming, OpenAIServingCompletion):
 
 
 class Tokens(_Streaming, ServingTokens):
-    """vLLM's answers in tokens."""
-
     async def serve_tokens(self, *args: _Vllm, **options: _Vllm) -> _Vllm:
-        """See vLLM, which takes tensors that it can't read for a fault of its own."""
+        """Reject unreadable tensors with 400: vLLM takes them for a fault of its own."""
         try:
             return await super().serve_tokens(*args, **options)
         except _UNREADABLE as error:
@@ -298,7 +288,6 @@ class Tokens(_Streaming, ServingTokens):
             ) from error
 
     async def serve_tokens_full_generator(self, *args: _Vllm, **options: _Vllm) -> _Vllm:
-        """See vLLM."""
         begin_whole_answer()
         answer = await super().serve_tokens_full_generator(*args, **options)
         defer_prompt_logprobs(answer)
@@ -343,7 +332,7 @@ def _in_slices(
     *args: _Vllm,
     **options: _Vllm,
 ) -> _LogProbs:
-    """Return the log probabilities of tokens as vLLM makes them: all, or one in their place."""
+    """Return vLLM's log probabilities of tokens: all, or a stand-in if they are deferred."""
     if (parts := deferring(top_logprobs)) is None:
         return make(token_ids, top_logprobs, *args, **options)
 
@@ -358,7 +347,7 @@ def _in_slices(
 
 
 def _with_text(conversation: list[Any]) -> list[Any]:
-    """Join the texts of the last message as vLLM's whole answers join them; media have none."""
+    """Join the texts of the last message, as vLLM's whole answers do; media have none."""
     if not conversation or not isinstance(conversation[-1].get("content"), list):
         return conversation
     text = "\n".join(part["text"] for part in conversation[-1]["content"] if "text" in part)
@@ -366,7 +355,7 @@ def _with_text(conversation: list[Any]) -> list[Any]:
 
 
 class _Skipping(DelegatingParser):
-    """A parser that is not asked about texts once it takes them as they are."""
+    """A parser that is skipped once it passes texts unchanged."""
 
     _asked: bool = True
 
@@ -379,7 +368,7 @@ class _Skipping(DelegatingParser):
         *,
         finished: bool,
     ) -> DeltaMessage | None:
-        """See vLLM. Of the last text there may be more to say."""
+        """Pass a text unchanged if possible. The parser may add to the last one."""
         if self._asked or finished:
             message = super().parse_delta(
                 delta_text, delta_token_ids, request, prompt_token_ids, finished=finished
@@ -390,16 +379,16 @@ class _Skipping(DelegatingParser):
 
 
 def skipping(kind: type[Parser]) -> type[Parser]:
-    """Return a class of parsers that skips what needs no parsing, if a class can have it."""
+    """Return a subclass of a parser that skips needless parsing, if the class allows it."""
     usual = all(getattr(kind, name, None) is getattr(DelegatingParser, name) for name in _PARSING)
     return type(kind.__name__, (_Skipping, kind), {}) if usual else kind
 
 
 def takes_text_as_it_is(parser: Parser, request: ChatCompletionRequest) -> bool:
-    """Return whether a parser has seen enough to make content of each text and nothing else.
+    """Return whether a parser will make content of each further text and nothing else.
 
-    A server with parsers has vLLM parse the streams of requests without tools too, and join all
-    tokens of an answer anew at each of them. With a tool parser nothing is said of no text.
+    With parsers, vLLM also parses streams of requests without tools, and joins all tokens of an
+    answer anew at each of them. A tool parser makes nothing of an empty text.
     """
     if not isinstance(parser, _Skipping):
         return False
@@ -419,8 +408,7 @@ def takes_text_as_it_is(parser: Parser, request: ChatCompletionRequest) -> bool:
 
 
 async def _directly(stream: AsyncGenerator[str], events: DirectEvents) -> AsyncGenerator[str]:
-    """Yield the first event, whose way is that of the head, and each that can't be written at once;
-    write the others."""
+    """Write events directly; yield the first, which goes with the head, and unwritable ones."""
     begun = False
     async with aclosing(stream):
         async for event in stream:
@@ -428,17 +416,14 @@ async def _directly(stream: AsyncGenerator[str], events: DirectEvents) -> AsyncG
             if not begun or not events.write(piece):
                 yield event
                 begun = True
-            events.saw(piece)  # sent: nobody asks for more before
+            events.saw(piece)  # sent: only then the reader asks for more
 
 
 def with_comments(
     stream: AsyncGenerator[str], interval: float, events: DirectEvents
 ) -> AsyncGenerator[str]:
-    """Return a stream with a comment whenever its client has got nothing for an interval.
-
-    Args:
-        interval: seconds; without comments unless it is more than 0 and finite.
-        events: those that go to the client without this stream.
+    """Add a comment whenever the client gets nothing for ``interval`` seconds, if that is positive
+    and finite. ``events`` bypass the stream.
     """
     return _with_comments(stream, interval, events) if 0 < interval < float("inf") else stream
 
@@ -453,7 +438,7 @@ async def _with_comments(
             left = max(said_at, events.sent_at) + interval - time.monotonic()
             if left > 0 and not coming.done():
                 await asyncio.wait({coming}, timeout=left)
-                continue  # an event may have gone past meanwhile
+                continue  # an event may have bypassed the stream meanwhile
             if coming.done():
                 try:
                     event = coming.result()
@@ -466,6 +451,6 @@ async def _with_comments(
             said_at = time.monotonic()
     finally:
         coming.cancel()
-        # Whatever it was, the reader of this stream is gone, or was told.
+        # The reader of this stream has left, or got the error.
         await asyncio.gather(coming, return_exceptions=True)
         await stream.aclose()

@@ -1,10 +1,9 @@
-"""Write the large parts of whole answers piece by piece, while an answer is sent.
+"""Build the large parts of whole answers piece by piece, while an answer is sent.
 
-vLLM makes models of all log probabilities, lists of all pooled numbers, and the JSON, each in
-one call, during which no other thread of Python runs. The log probabilities of 8,000 tokens with 20
-candidates stopped all other requests for three seconds, and ten million numbers for fifteen. Here
-vLLM makes an answer with a stand-in for each large part. The part takes its place as it goes to the
-client: made in a thread, by vLLM's own methods, some tokens at a time.
+vLLM builds all log probabilities, pooled numbers and the JSON in one call each, which blocks all
+other threads of Python: 3 s for 8,000 tokens with 20 candidates, 15 s for ten million numbers. Here
+its answer has stand-ins for large parts. A thread builds a part by vLLM's own methods, some tokens
+at a time, as it is sent.
 """
 
 import asyncio
@@ -22,27 +21,27 @@ from frontend.asgi import Arrival, Message
 from frontend.request_context import current_context
 
 Pieces: TypeAlias = Iterator[bytes]
-"""Of JSON. Joined they are one value, or the entries of a list without its brackets."""
+"""JSON: joined, the pieces are one value, or the entries of a list without its brackets."""
 
 MANY: Final = 512
 """Log probabilities of a whole answer from which further ones are deferred."""
 
 SLICE: Final = 64
-"""Tokens whose log probabilities are made at once."""
+"""Tokens whose log probabilities are built at once."""
 
 _END: Final = object()
 
 _MAKER: Final = ThreadPoolExecutor(1, thread_name_prefix="answers")
-"""Makes the pieces of all requests, in turn. More threads would be no faster, and each takes the
-interpreter's lock from the event loop."""
+"""Builds the pieces of all requests, in turn. More threads would be no faster, and each takes the
+GIL from the event loop."""
 
 
 class DeferredParts:
-    """The parts of an answer that are not made yet, in its order.
+    """The parts of an answer that are not built yet, in its order.
 
     Attributes:
-        whole: whether what vLLM makes next is a whole answer, of which parts may be deferred.
-        logprobs: that were to be in the answer so far.
+        whole: whether vLLM builds a whole answer next, of which parts may be deferred.
+        logprobs: number of log probabilities so far.
         held: closed when the request has ended.
     """
 
@@ -53,7 +52,7 @@ class DeferredParts:
         self._parts: list[tuple[bytes, Pieces]] = []
 
     def add(self, stand_in: object, pieces: Pieces) -> None:
-        """Have a part take the place of a JSON value that stands nowhere else in the answer."""
+        """Have a part replace a JSON value that occurs once in the answer."""
         self._parts.append((written(stand_in), pieces))
 
     def spliced(self, answer: bytes) -> Pieces:
@@ -72,14 +71,13 @@ class DeferredParts:
 
 
 def begin_whole_answer() -> None:
-    """Let what follows defer parts of the answer to the request that this task works on."""
+    """Allow parts of the answer to this task's request to be deferred."""
     if (parts := current_context().find(DeferredParts)) is not None:
         parts.whole = True
 
 
 def deferring(logprobs: Sequence[Any]) -> DeferredParts | None:
-    """Return where to defer the log probabilities of some tokens; None if they are few, or go into
-    the events of a stream."""
+    """Return where to defer log probabilities; None for few, or in the events of a stream."""
     parts = current_context().find(DeferredParts)
     if parts is None or not parts.whole or not logprobs:
         return None
@@ -91,7 +89,7 @@ def deferring(logprobs: Sequence[Any]) -> DeferredParts | None:
 
 
 def defer_prompt_logprobs(*answers: Any) -> None:
-    """Defer those of vLLM's models that each have the log probabilities of a whole prompt."""
+    """Defer the log probabilities of whole prompts in vLLM's answers."""
     for answer in answers:
         logprobs = getattr(answer, "prompt_logprobs", None)
         if logprobs and (parts := deferring(logprobs)) is not None:
@@ -109,16 +107,12 @@ def _as_json(position: Mapping[int, Logprob]) -> dict[int, object]:
 
 
 def written(value: object) -> bytes:
-    """Return JSON as the answers of vLLM's server have it."""
+    """Return JSON as vLLM's server writes it."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 def entries(count: int, make: Callable[[slice], Sequence[object]], step: int = SLICE) -> Pieces:
-    """Yield the entries of a list, some at a time.
-
-    Args:
-        make: gives those of a slice, as JSON has them.
-    """
+    """Yield the entries of a list, some at a time; ``make`` returns those of a slice."""
     for start in range(0, count, step):
         made = written(make(slice(start, start + step)))[1:-1]
         yield b"," + made if start else made
@@ -131,7 +125,7 @@ def joined(values: Sequence[bytes]) -> Pieces:
 
 
 def columns(count: int, make: Callable[[slice], Mapping[str, Sequence[object]]]) -> Pieces:
-    """Yield an object of lists of equal length, which are made together."""
+    """Yield an object of equally long lists, which are built together."""
     lists: dict[str, list[bytes]] = {}
     for start in range(0, count, SLICE):
         for name, values in make(slice(start, start + SLICE)).items():
@@ -145,7 +139,7 @@ def columns(count: int, make: Callable[[slice], Mapping[str, Sequence[object]]])
 
 
 async def in_thread(pieces: Pieces) -> AsyncIterator[bytes]:
-    """Yield pieces that are made in a thread, each when the one before is taken."""
+    """Yield pieces that a thread builds, each once the one before is taken."""
     loop = asyncio.get_running_loop()
     while (piece := await loop.run_in_executor(_MAKER, next, pieces, _END)) is not _END:
         if isinstance(piece, bytes) and piece:
@@ -153,7 +147,7 @@ async def in_thread(pieces: Pieces) -> AsyncIterator[bytes]:
 
 
 async def send_deferred_parts(arrival: Arrival) -> None:
-    """Put the deferred parts of an answer into their places when its body is sent."""
+    """Put the deferred parts of an answer into their places while its body is sent."""
     send, parts = arrival.send, DeferredParts()
     arrival.context.put(parts)
     arrival.held.enter_context(parts.held)
