@@ -1,4 +1,4 @@
-"""Media are fetched, checked and decoded."""
+"""Fetch, check and decode media."""
 
 from frontend.fetch.allowance import RequestAllowance, allow_media, current_allowance
 from frontend.fetch.connector import CONNECTOR_NAME, for_user, register

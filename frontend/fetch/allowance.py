@@ -1,7 +1,7 @@
-"""What one HTTP request may ask for: so many media, so many bytes, so many pixels.
+"""Limits of one HTTP request: media, bytes and pixels.
 
-It is a part of the request's context, since vLLM makes a connector for each message of a request
-and knows of no place that is the request's own.
+Part of the request's context, since vLLM makes a connector for each message of a request and has no
+place that is the request's own.
 """
 
 import asyncio
@@ -13,16 +13,15 @@ from frontend.media_limits import MEGAPIXEL, MIB, Budget, FetchPolicy, RequestLi
 from frontend.request_context import current_context
 
 MAX_FETCHES: Final = 16
-"""URLs of one request that are fetched, and names that are looked up for it, at once: the frontend
-has 256 connections and threads for all."""
+"""Concurrent fetches, and name look-ups, of one request: the frontend has 256 connections and
+threads for all."""
 
 
 class RequestAllowance:
-    """What is left for a request: it is about all its media together, also those that are
-    done. For any thread.
+    """Remaining allowance of a request, for all its media together, finished ones included.
+    Thread-safe.
 
-    Attributes:
-        fetches: slots for URLs that are fetched at once. For the frontend's event loop.
+    ``fetches`` holds the slots for concurrent fetches; it belongs to the frontend's event loop.
     """
 
     def __init__(self, policy: FetchPolicy) -> None:
@@ -35,7 +34,7 @@ class RequestAllowance:
         self.fetches = asyncio.Semaphore(MAX_FETCHES)
 
     def take_medium(self) -> int:
-        """Count a medium; return its number. Raises RequestLimitError if it is one too many."""
+        """Count a medium; return its number. Raises RequestLimitError."""
         with self._lock:
             self._media += 1
             number = self._media
@@ -46,7 +45,7 @@ class RequestAllowance:
         return number
 
     def take_lookup(self) -> bool:
-        """Say whether the name of another host may be looked up, and count it if so."""
+        """Count a look-up of another host's name; return whether it is allowed."""
         with self._lock:
             allowed = self._lookups < MAX_FETCHES
             self._lookups += allowed
@@ -57,7 +56,7 @@ class RequestAllowance:
             self._lookups -= 1
 
     def take_bytes(self, count: int) -> None:
-        """Count bytes of encoded media. Raises RequestLimitError if they are too many."""
+        """Count bytes of encoded media. Raises RequestLimitError."""
         most = self._policy.max_request_bytes
         with self._lock:
             self._bytes += count
@@ -68,12 +67,12 @@ class RequestAllowance:
             )
 
     def return_bytes(self, count: int) -> None:
-        """Bytes that were counted are gone, since they have to be fetched again."""
+        """Return counted bytes that must be fetched again."""
         with self._lock:
             self._bytes -= count
 
     def take_pixels(self, count: int) -> None:
-        """Count pixels to decode. Raises RequestLimitError if they are too many."""
+        """Count pixels to decode. Raises RequestLimitError."""
         most = self._policy.max_request_pixels
         with self._lock:
             self._pixels += count
@@ -85,55 +84,47 @@ class RequestAllowance:
             )
 
     def return_pixels(self, count: int) -> None:
-        """Pixels that were counted are gone, since they have to be decoded again."""
+        """Return counted pixels that must be decoded again."""
         with self._lock:
             self._pixels -= count
 
 
 class HeldBytes:
-    """The encoded bytes of one medium while they arrive, and for as long as they are kept."""
+    """Encoded bytes of one medium while they arrive, and as long as they are kept."""
 
     def __init__(self, allowance: RequestAllowance, budget: Budget) -> None:
-        """
-        Args:
-            allowance: of the request that asked for them first.
-            budget: of the process.
-        """
+        """Charge the first request's ``allowance`` and the process's ``budget``."""
         self._allowance = allowance
         self._reservation = budget.reserve()
         self._count = 0
 
     def grow(self, count: int) -> None:
-        """So many more are about to be there.
-
-        Raises:
-            RequestLimitError: more than the request may ask for.
-            RefusedError, OverloadedError: see :meth:`Budget.reserve`.
+        """Count bytes before they arrive. Raises RequestLimitError and the errors of
+        :meth:`Budget.reserve`.
         """
         self._count += count
         self._allowance.take_bytes(count)
         self._reservation.grow(count)
 
     def grow_to(self, count: int) -> None:
-        """There are so many in all. Raises as :meth:`grow`."""
+        """Grow to a total. Raises as :meth:`grow`."""
         self.grow(max(0, count - self._count))
 
     def drop(self) -> None:
-        """They were thrown away."""
+        """Release all: the bytes were thrown away."""
         self._allowance.return_bytes(self._count)
         self._count = 0
         self._reservation.release()
 
     def keep_with(self, owner: object) -> None:
-        """They are kept until an object is gone."""
+        """Release the budget when ``owner`` is garbage collected."""
         self._reservation.keep_with(owner)
 
 
 def current_allowance(policy: FetchPolicy) -> RequestAllowance:
-    """That of the request that this task works on, a new one if it works on none."""
+    """Return the allowance of the current request, or a new one outside of requests."""
     return current_context().find(RequestAllowance) or RequestAllowance(policy)
 
 
 async def allow_media(arrival: Arrival, *, policy: FetchPolicy) -> None:
-    """Give a request its allowance."""
     arrival.context.put(RequestAllowance(policy))

@@ -1,7 +1,7 @@
-"""Decoded media kept for the next request, least recently used ones dropped first.
+"""LRU cache of decoded media.
 
-Found by what the encoded bytes are, never by where they came from, so a changed
-picture under an old URL can't be answered with the old one.
+Keyed by the digest of the encoded bytes, never by origin, so a changed picture under an old URL is
+never answered with the old one.
 """
 
 from dataclasses import dataclass, field, replace
@@ -22,8 +22,6 @@ MAX_URLS: Final = 10_000
 
 @dataclass(frozen=True)
 class CacheStatistics:
-    """How full the cache is."""
-
     contents: int
     bytes_used: int
     budget_bytes: int
@@ -37,39 +35,27 @@ class _Entry:
 
 
 class MediaCache:
-    """Encoded bytes with what they decode to. For one event loop."""
+    """Encoded bytes with their decoded forms. For one event loop."""
 
     def __init__(self, budget_bytes: int) -> None:
-        """
-        Args:
-            budget_bytes: most bytes of encoded and decoded media kept; 0 keeps nothing.
-        """
+        """``budget_bytes`` limits encoded and decoded media together; 0 keeps nothing."""
         self._budget = budget_bytes
         self._entries: Lru[Digest, _Entry] = Lru(budget_bytes, lambda entry: entry.nbytes)
 
     def statistics(self) -> CacheStatistics:
-        """How full the cache is."""
         return CacheStatistics(len(self._entries), self._entries.weight, self._budget)
 
     def content(self, digest: Digest) -> Content | None:
-        """The encoded bytes of that digest, if they are here."""
         entry = self._entries.peek(digest)
         return None if entry is None else entry.content
 
     def get(self, digest: Digest, mode: Mode) -> Any:
-        """What those bytes decode to in that mode, None if that isn't here.
-
-        It belongs to the cache: hand out a copy.
-        """
+        """Return the decoded medium, or None. It belongs to the cache: hand out a copy."""
         entry = self._entries.get(digest)
         return None if entry is None else entry.decoded.get(mode)
 
     def add(self, content: Content, mode: Mode, decoded: Any) -> bool:
-        """Keep a decoded medium, which belongs to the cache from now on.
-
-        Returns:
-            Whether it was kept: not if it is larger than the whole cache.
-        """
+        """Keep a decoded medium, which belongs to the cache from now on; return whether it fits."""
         nbytes = weight(decoded)
         if nbytes is None or nbytes + len(content.data) > self._budget:
             return False
@@ -86,7 +72,7 @@ class MediaCache:
             self._put(self._entry(content))
 
     def _entry(self, content: Content) -> _Entry:
-        # A copy: what is reserved for a content lasts as long as that object.
+        # A copy: a reservation lasts as long as the content object that it was made for.
         return self._entries.peek(content.digest) or _Entry(replace(content), len(content.data))
 
     def _put(self, entry: _Entry) -> None:
@@ -94,15 +80,14 @@ class MediaCache:
         MEDIA_CACHE_BYTES.set(self._entries.weight)
 
     def clear(self) -> None:
-        """Drop everything."""
         self._entries.clear()
         MEDIA_CACHE_BYTES.set(0)
 
 
 class EntityTags:
-    """Strong entity tags of contents that are in the cache, by the URL that gave them.
+    """Strong entity tags of cached contents, by URL.
 
-    With its tag a URL is asked for again, but its bytes are sent only if they have changed.
+    With its tag a URL is requested again, but its bytes are sent only if they have changed.
     """
 
     def __init__(self, cache: MediaCache) -> None:
@@ -113,11 +98,10 @@ class EntityTags:
     def remember(
         self, url: URL, etag: str, content: Content, partition: Partition = SHARED
     ) -> None:
-        """A server gave that content under that tag."""
         self._tags.put(_key(url, partition), (etag, content.digest))
 
     def recall(self, url: URL, partition: Partition = SHARED) -> tuple[str, Content] | None:
-        """Tag and content that a URL had, if the content is still at hand."""
+        """Return a URL's tag and content, if the content is still cached."""
         known = self._tags.get(_key(url, partition))
         if known is None:
             return None

@@ -1,7 +1,7 @@
-"""How vLLM's serving code reaches the loader: its media connector named ``mmrouter``.
+"""vLLM's media connector named ``mmrouter``, through which its serving code uses the loader.
 
-Errors become vLLM's own here, so that users get a 400 or 422 with one sentence. It
-names the place as the user wrote it, without what may be a secret.
+Errors become vLLM's own here, so that users get a 400 or 422 with one sentence. It names the place
+as the user wrote it, without possible secrets.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ CONNECTOR_NAME = "mmrouter"
 _DEFERRABLE = (AudioMediaIO, ImageMediaIO, VideoMediaIO)
 
 MAX_PATH_CHARACTERS = 80
-"""Of a URL's path in an error, or of what is no URL."""
+"""Limit of a URL's path, or of text that is no URL, in an error."""
 
 
 class FrontendMediaConnector(MediaConnector):
@@ -62,32 +62,27 @@ class FrontendMediaConnector(MediaConnector):
         media_io_kwargs: dict[str, dict[str, Any]] | None = None,
         **also_in_the_policy: object,
     ) -> None:
+        """``media_io_kwargs`` are decoding options by modality. vLLM's flags in the other arguments
+        are part of the policy already.
         """
-        Args:
-            media_io_kwargs: how to decode, by modality.
-            also_in_the_policy: vLLM's flags, which the policy was made of too.
-        """
-        # Not the base class's own set-up: it would prepare a cache on disk, by URL.
+        # The base class's set-up would prepare a cache on disk, by URL.
         self.media_io_kwargs = media_io_kwargs or {}
-        # From vLLM 0.33 on each request has budgets of vLLM's own, which hold locks. In their place
-        # stand the policy's, of a request's allowance: with vLLM's, no two requests would decode
-        # a medium in the same way (content.py), and none could leave this process.
+        # From vLLM 0.33 on each request has budgets of vLLM's own, which hold locks. The allowance
+        # of the request replaces them: with vLLM's, no two requests would decode a medium in the
+        # same way (content.py), and none could leave this process.
         self.decoded_budget = self.download_budget = None
         self._loader = loader
 
     async def load_from_url_async(
         self, url: str, media_io: MediaIO[Any], *, fetch_timeout: int | None = None
     ) -> Any:
-        """Fetch one medium, and decode it unless that is put off.
-
-        Args:
-            fetch_timeout: vLLM's own, by modality; the policy's holds instead.
+        """Fetch one medium, and decode it unless deferred. The policy's time-out replaces
+        ``fetch_timeout``.
 
         Raises:
             VLLMUnprocessableEntityError: it can't be fetched; 422.
-            VLLMValidationError, ValueError: the policy refuses it, or it can't be
-                decoded; 400.
-            VLLMError: there is no room for it at this moment; 429.
+            VLLMValidationError, ValueError: the policy refuses it, or it can't be decoded; 400.
+            VLLMError: no room for it now; 429.
         """
         number = 1
         try:
@@ -105,37 +100,33 @@ class FrontendMediaConnector(MediaConnector):
             raise as_vllm_error(error) from error
 
     async def fetch_video_async(self, video_url: str, **options: str | None) -> Any:
-        """vLLM's own, but for a decoder that there is not: a 400."""
+        """Fetch a video; answer an unknown decoder with a 400."""
         check_video_backend(self.media_io_kwargs)
         return await super().fetch_video_async(video_url, **options)
 
     def fetch_video(self, video_url: str, **options: str | None) -> Any:
-        """The same for vLLM's synchronous parser."""
         check_video_backend(self.media_io_kwargs)
         return super().fetch_video(video_url, **options)
 
     def load_from_url(
         self, url: str, media_io: MediaIO[Any], *, fetch_timeout: int | None = None
     ) -> Any:
-        """The same for vLLM's synchronous parser, which must not wait for it."""
+        """Return a pending medium to vLLM's synchronous parser, which must not wait."""
         return PendingMedium(partial(self.load_from_url_async, url, media_io))
 
     def fetch_image_embedding(self, data: str) -> torch.Tensor:
-        """Refused, as the others: what is asked for synchronously has no budget."""
+        """Refuse, as for all modalities: synchronous calls have no budget."""
         raise VLLMValidationError("Embeddings of media are taken in messages only")
 
     fetch_audio_embedding = fetch_video_embedding = fetch_image_embedding
 
     async def fetch_image_embedding_async(self, data: str) -> torch.Tensor:
-        """A tensor in base64; a 400 if it is none."""
         return await self._tensor(ImageEmbeddingMediaIO(), data)
 
     async def fetch_audio_embedding_async(self, data: str) -> torch.Tensor:
-        """A tensor in base64; a 400 if it is none."""
         return await self._tensor(AudioEmbeddingMediaIO(), data)
 
     async def fetch_video_embedding_async(self, data: str) -> torch.Tensor:
-        """A tensor in base64; a 400 if it is none."""
         return await self._tensor(VideoEmbeddingMediaIO(), data)
 
     async def _tensor(self, media_io: MediaIO[torch.Tensor], data: str) -> torch.Tensor:
@@ -176,11 +167,7 @@ def register(loader: MediaLoader) -> None:
 
 
 def for_user(error: MediaError, place: str) -> VLLMClientError:
-    """The error that vLLM's server answers with a sentence and the right status.
-
-    Args:
-        place: where the medium came from, as the user may read it.
-    """
+    """Return the error that vLLM's server answers with a sentence and the right status."""
     if isinstance(error, RequestLimitError):  # of all media together: no one place has it
         return VLLMValidationError(error.reason[:1].upper() + error.reason[1:])
     sentence = f"Failed to load media from {place}: {error.reason}"
@@ -190,7 +177,7 @@ def for_user(error: MediaError, place: str) -> VLLMClientError:
 
 
 def _place(url: str, number: int = 1) -> str:
-    """A URL without user information, query and fragment; which of several, if it says nothing."""
+    """Return a URL without user information, query and fragment; a data URL's number instead."""
     if is_data_url(url):
         return "a data URL" if number == 1 else f"a data URL, medium {number} of the request"
     if not has_scheme(url):

@@ -1,7 +1,6 @@
-"""An encoded medium: its bytes under a digest, the key of how it is decoded, and the forms in which
-it waits for that.
+"""Encoded media: bytes with a digest, keys of decoding options, and media not yet decoded.
 
-Where the bytes came from plays no part: a picture is the same by URL, data URL or file.
+The origin of the bytes plays no part: a picture is the same by URL, data URL or file.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ Digest = NewType("Digest", bytes)
 Mode = NewType("Mode", tuple[Hashable, ...])
 
 _LONGEST_NAME: Final = 80
-"""Characters of what a request calls a decoder, in a sentence about it."""
+"""Limit of a decoder's name in an error."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +28,8 @@ class Content:
     """Encoded bytes.
 
     Attributes:
-        data: the bytes.
         digest: BLAKE3 of the bytes, of ``jpeg_frames`` and of the partition.
-        jpeg_frames: the bytes are vLLM's ``video/jpeg``: pictures, each in base64, with
-            commas between them.
+        jpeg_frames: the bytes are vLLM's ``video/jpeg``: comma-separated pictures in base64.
     """
 
     data: bytes = field(repr=False)
@@ -48,11 +45,10 @@ class Content:
 
     @classmethod
     def joined(cls, chunks: Sequence[bytes]) -> Self:
-        """Digest bytes that came in pieces."""
         return cls.of(chunks[0] if len(chunks) == 1 else b"".join(chunks))
 
     def within(self, partition: Partition) -> Self:
-        """The same bytes under a digest of that partition. To be asked for once."""
+        """Return the same bytes under a digest of that partition. Call once."""
         if partition == SHARED:
             return self
         hasher = blake3(f"partition {partition} ".encode())
@@ -65,7 +61,7 @@ class _NoKeyError(Exception):
 
 
 def decoding_mode(media_io: MediaIO[Any]) -> Mode | None:
-    """The key of a ``MediaIO``, None if it holds something that can't be compared."""
+    """Return the key of a ``MediaIO``, None if it holds an incomparable value."""
     try:
         return Mode((_frozen(media_io),))
     except _NoKeyError:
@@ -73,7 +69,7 @@ def decoding_mode(media_io: MediaIO[Any]) -> Mode | None:
 
 
 def freeze(value: object) -> Hashable | None:
-    """A key for what requests say in JSON, None if it holds something that has none."""
+    """Return a key for JSON options, None if they hold an incomparable value."""
     try:
         return _frozen(value)
     except _NoKeyError:
@@ -96,13 +92,8 @@ def _frozen(value: object) -> Hashable:
 
 
 def check_video_backend(media_io_kwargs: Mapping[str, Mapping[str, object]]) -> None:
-    """Refuse a decoder of videos that there is not, for which vLLM's server has a 500.
-
-    Args:
-        media_io_kwargs: of a request, by modality.
-
-    Raises:
-        VLLMValidationError: a 400.
+    """Raise VLLMValidationError (400) for an unknown video decoder, for which vLLM's server has a
+    500.
     """
     name = media_io_kwargs.get("video", {}).get("video_backend")
     if name and name not in list(VIDEO_LOADER_REGISTRY.name2class):
@@ -112,13 +103,7 @@ def check_video_backend(media_io_kwargs: Mapping[str, Mapping[str, object]]) -> 
 
 @dataclass(frozen=True, eq=False)
 class DeferredMedium:
-    """Encoded bytes and how to decode them.
-
-    Attributes:
-        content: the bytes.
-        media_io: vLLM's decoder, with the request's options in it.
-        place: where the medium came from, as an error may say it.
-    """
+    """Encoded bytes and their decoder, with the request's options; ``place`` is for errors."""
 
     content: Content
     media_io: MediaIO[Any]
@@ -127,17 +112,13 @@ class DeferredMedium:
 
 @dataclass(frozen=True, eq=False)
 class PendingMedium:
-    """A medium that nobody has fetched: where vLLM's code can't wait for it.
-
-    Attributes:
-        load: fetches it, for the request that the caller works on.
-    """
+    """A medium not yet fetched, because vLLM's code can't wait for it."""
 
     load: Callable[[], Awaitable[Any]]
 
 
 async def arrived(media: list[Any]) -> list[Any]:
-    """Media with those fetched that were not. Raises what fetching raises."""
+    """Fetch the pending media among these. Raises the errors of fetching."""
     waiting = [index for index, each in enumerate(media) if isinstance(each, PendingMedium)]
     loaded = await asyncio.gather(*(media[index].load() for index in waiting))
     found = dict(zip(waiting, loaded, strict=True))

@@ -1,4 +1,4 @@
-"""Reading data URLs (RFC 2397). Copies megabytes: not for the event loop."""
+"""Read data URLs (RFC 2397). Copies megabytes: not for the event loop."""
 
 import re
 from typing import Final
@@ -12,37 +12,31 @@ PREFIX = "data:"
 
 _SCHEME: Final = re.compile(r"\s*[a-z][a-z0-9+.-]+:", re.IGNORECASE)
 _LONGEST: Final = 3
-"""Characters for one of base64: an escape."""
+"""Characters of an escape, the longest form of a base64 character."""
 _SPACES: Final = (b"\n", b"\r", b" ", b"\t", b"\f")
 _ESCAPES: Final = tuple(
     (f"%{code}".encode(), bytes.fromhex(code))
     for code in ("2B", "2b", "2F", "2f", "3D", "3d", "0D", "0d", "0A", "0a", "20", "09")
 )
-"""Of what base64 is made of; letters are escaped by nobody."""
+"""Escapes in base64; clients never escape letters."""
 
 
 def is_data_url(url: str) -> bool:
-    """Whether a URL carries its medium inside it."""
     return url[: len(PREFIX)].lower() == PREFIX
 
 
 def has_scheme(url: str) -> bool:
-    """Whether text begins as a URL does: a path or bare base64 doesn't, nor does ``C:``."""
+    """Return whether text begins as a URL does: a path or bare base64 doesn't, nor does ``C:``."""
     return _SCHEME.match(url) is not None
 
 
 def read_data_url(url: str, max_bytes: int, *, jpeg_frames: bool) -> Content:
-    """The medium in a data URL, with the forms of base64 that browsers take.
+    """Read a data URL in the forms of base64 that browsers take: white space, escapes (``%2B``), no
+    padding.
 
-    That is: line breaks and other white space, escapes (``%2B``), no padding.
-
-    Args:
-        url: it may have hundreds of megabytes, so no copy is made before it is measured.
-        jpeg_frames: whether ``video/jpeg`` means a sequence of pictures.
-
-    Raises:
-        RefusedError: it is no data URL in base64.
-        TooLargeError: the medium is larger than ``max_bytes``.
+    It may have hundreds of megabytes, so no copy is made before it is measured. With
+    ``jpeg_frames``, ``video/jpeg`` means a sequence of pictures. Raises RefusedError if it is not
+    in base64, TooLargeError beyond ``max_bytes``.
     """
     comma = url.find(",")
     if comma < 0:

@@ -1,7 +1,6 @@
-"""What decoded media weigh, and how to hand out one that nobody else holds.
+"""Weights and private copies of decoded media.
 
-Model code gets pictures and arrays to do with as it likes, so what is kept or shared
-is never what is handed out.
+Model code may change pictures and arrays, so cached or shared ones are never handed out.
 """
 
 from typing import Any
@@ -17,11 +16,11 @@ from frontend.fetch.sound_limit import processed_bytes
 from frontend.media_limits import seconds_for
 
 _PIXEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2}
-"""Of Pillow's storage, by image mode; four for every other."""
+"""Bytes per pixel in Pillow, by image mode; four for every other."""
 
 
 def weight(value: object) -> int | None:
-    """Bytes that a decoded medium occupies, encoded bytes aside. None if unknown."""
+    """Return the bytes of a decoded medium, encoded bytes aside. None if unknown."""
     if isinstance(value, MediaWithBytes):
         return weight(value.media)
     if isinstance(value, Image.Image):
@@ -40,7 +39,7 @@ def weight(value: object) -> int | None:
 
 
 def processing_weight(value: object) -> int:
-    """The same while a model's processor has it: a sound with its copies."""
+    """Return the bytes of a medium in a model's processor: a sound with its copies."""
     match value:
         case (np.ndarray() as samples, int() | float() as rate) if rate > 0:
             return processed_bytes(samples.nbytes, rate)
@@ -48,7 +47,7 @@ def processing_weight(value: object) -> int:
 
 
 def seconds_to_process(media: object) -> float:
-    """Return how much longer a processor may take with decoded media, beyond its time limit."""
+    """Return the extra time of a processor for decoded media, beyond its time limit."""
     if isinstance(media, (list, dict)):
         parts = media.values() if isinstance(media, dict) else media
         return sum(map(seconds_to_process, parts))
@@ -56,7 +55,7 @@ def seconds_to_process(media: object) -> float:
 
 
 def holder(value: Any) -> Any:
-    """The part of a decoded medium that is there for as long as its pixels are."""
+    """Return the part of a decoded medium that lives as long as its pixels."""
     if isinstance(value, MediaWithBytes):
         return holder(value.media)
     if isinstance(value, (tuple, list)) and value:
@@ -65,10 +64,7 @@ def holder(value: Any) -> Any:
 
 
 def own_copy(value: Any) -> Any:
-    """An equal medium of the same type that shares nothing that could be changed.
-
-    About 0.3 ms for a megapixel.
-    """
+    """Return an equal medium that shares no mutable part: about 0.3 ms per megapixel."""
     if isinstance(value, MediaWithBytes):
         return MediaWithBytes(
             own_copy(value.media), value.original_bytes, own_copy(value.io_config)

@@ -1,4 +1,4 @@
-"""Decoding, by vLLM's own code, with limits before it and clear errors after it.
+"""Decode by vLLM's own code, with limits before it and clear errors after it.
 
 Everything here blocks: it runs in vLLM's pool for loading media.
 """
@@ -36,11 +36,11 @@ from frontend.fetch.video_limit import READABLE_FILMS, count_frames, limit_video
 from frontend.media_limits import FetchPolicy, RefusedError
 
 PIXEL_BYTES = 4
-"""Of a medium that count as one pixel: what Pillow takes for one of most pictures."""
+"""Bytes that count as one pixel: Pillow's use for most pictures."""
 
 _SMALL_FRAME: Final = 4096 * 4096
-"""Pixels, which a decoder takes some 25 MB for: such films are opened, and refused by vLLM in words
-that name their size."""
+"""Pixels, which take a decoder some 25 MB: such films are opened, and refused by vLLM with their
+size."""
 
 NOT_OPENED: Final = "Could not open video stream"
 """vLLM's error for every film that OpenCV can't open."""
@@ -60,16 +60,16 @@ MISLED_DECODER_ERRORS = (
     struct.error,
     zlib.error,
 )
-"""What Pillow's, OpenCV's and PyTorch's readers raise, beside ValueError, when a file that
-somebody else made up leads them astray. vLLM would answer these with a 500."""
+"""Errors besides ValueError that readers of Pillow, OpenCV and PyTorch raise for malicious files.
+vLLM would answer these with a 500."""
 
 
 def limit_decoders(policy: FetchPolicy) -> None:
-    """Tell decoders the largest picture, what they may open and how long they may count frames, and
-    processors their memory, for the whole process.
+    """Limit decoders (picture size, formats, time to count frames) and processors (memory), for the
+    whole process.
 
-    Pillow and vLLM compare what a file's header says, before they decode; Pillow also does
-    it for pictures inside of icons and other containers.
+    Pillow and vLLM compare a file's header before they decode; Pillow also does so for pictures
+    inside of icons and other containers.
     """
     guard_decoders()
     limit_processors(policy)
@@ -83,15 +83,10 @@ def limit_decoders(policy: FetchPolicy) -> None:
 def decode(
     content: Content, media_io: MediaIO[Any], policy: FetchPolicy, admit: Callable[[int], None]
 ) -> Any:
-    """Decode a medium.
-
-    Args:
-        admit: called with what the medium will take, in pixels, before it is decoded. What
-            it raises is raised here.
+    """Decode a medium. ``admit`` gets its pixels before it is decoded; its errors are raised here.
 
     Raises:
-        RefusedError: it is in no format that is let in, its pixels are too many, or
-            decoders break on it.
+        RefusedError: its format is not allowed, its pixels are too many, or decoders fail on it.
         ValueError: it can't be decoded; vLLM's sentence, which becomes a 400.
     """
     try:
@@ -134,7 +129,6 @@ def _decode(
 
 
 def _advice(media_io: MediaIO[Any]) -> str:
-    """Return what a client should send instead."""
     if isinstance(media_io, AudioMediaIO):
         return f"send {READABLE_SOUNDS}"
     return f"send {READABLE_FILMS}" if isinstance(media_io, VideoMediaIO) else "send JPEG or PNG"
@@ -147,7 +141,7 @@ def _unread(data: bytes) -> str:
 
 
 def _decode_sound(data: bytes, media_io: AudioMediaIO, admit: Callable[[int], None]) -> Any:
-    """What ``media_io`` itself does, but for no more bytes than were admitted."""
+    """Decode as ``media_io`` does, but no more bytes than admitted."""
     if media_io.audio_backend == "torchcodec":
         raise RefusedError("TorchCodec is not used here, since it takes no orders what to open")
     media_io._validate_encoded_size(len(data))

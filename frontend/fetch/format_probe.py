@@ -29,12 +29,8 @@ Make = Callable[[], bytes]
 
 @dataclass(frozen=True)
 class ProbedFormat:
-    """Result of one probe.
-
-    Attributes:
-        kind: ``PICTURE``, ``SOUND`` or ``FILM``.
-        problem: why the sample is not decoded; empty if it is.
-        tried: False if the encoder for a sample is missing.
+    """Result of one probe: ``problem`` is empty if the sample is decoded; ``tried`` is False if the
+    encoder for a sample is missing.
     """
 
     kind: str
@@ -44,13 +40,13 @@ class ProbedFormat:
 
     @property
     def works(self) -> bool:
-        """Whether the sample was decoded."""
         return self.tried and not self.problem
 
 
 def probe_formats(policy: FetchPolicy) -> Iterator[ProbedFormat]:
     """Probe all formats with the decoders of requests. Takes a second; call ``limit_decoders``
-    first."""
+    first.
+    """
     for kind, (media_io, samples) in _kinds().items():
         for name, make in samples.items():
             yield _probe(kind, name, make, media_io, policy)

@@ -1,7 +1,4 @@
-"""Fetching one URL over HTTP, under the policy: every hop checked, every byte counted.
-
-Bytes in, bytes out: what they mean, and whether they are known, is decided elsewhere.
-"""
+"""Fetch one URL over HTTP, under the policy: every hop checked, every byte counted."""
 
 import asyncio
 import errno
@@ -33,9 +30,9 @@ from frontend.media_limits import (
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 3
-"""Per fetch, of which the later ones follow a lost connection or a 5xx."""
+"""Attempts per fetch; later ones follow a lost connection or a 5xx."""
 BACKOFF_S = 0.1
-"""Before the second attempt; four times as much before the third."""
+"""Backoff before the second attempt; four times as much before the third."""
 MAX_REDIRECTS: Final = 3  # as many as honest sites need: to https, to www, to a store of files
 MAX_CONNECTIONS = 256
 MAX_CONNECTIONS_PER_HOST = 32
@@ -45,18 +42,18 @@ MAX_HEADS: Final = 16
 each, and follows interim ones without end."""
 
 PIECE: Final = 256 << 10
-"""Bytes of a body that are taken at a time, decompressed."""
+"""Bytes of a body read at a time, decompressed."""
 
 FRAMING: Final = 8
-"""Chunks may make an answer longer by one byte in so many."""
+"""Allowed overhead of chunked framing: one byte in so many."""
 
 FREE_FRAMING: Final = 512 << 10
-"""Bytes of heads and framing that any answer may have. What was received and not parsed as yet, at
-most 256 KiB, counts too."""
+"""Bytes of heads and framing allowed in any answer. Received but unparsed data, at most 256 KiB,
+counts too."""
 
 _HEADERS = {
     "User-Agent": "mmrouter",
-    # Media are compressed already. A server that compresses all the same is understood.
+    # Media are compressed already. A server that compresses anyway is understood.
     "Accept-Encoding": "identity",
 }
 _STRONG_ETAG = re.compile(r'"[\x21\x23-\x7e]{0,200}"')
@@ -65,12 +62,7 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 
 @dataclass(frozen=True)
 class Fetched:
-    """An answer with status 2xx, in the pieces in which it came.
-
-    Attributes:
-        url: where it came from in the end.
-        etag: its strong entity tag, None if it has no such.
-    """
+    """An answer with status 2xx, in pieces, from its final URL; ``etag`` only if strong."""
 
     chunks: list[bytes]
     url: URL
@@ -79,18 +71,14 @@ class Fetched:
 
 @dataclass(frozen=True)
 class Unchanged:
-    """The server says that what it gave earlier under this URL and tag still holds."""
+    """The server confirms the content known under this URL and tag."""
 
     url: URL
     etag: str
 
 
 class HttpFetcher:
-    """An HTTP client for URLs that come from users.
-
-    Made on the event loop that it lives on. Holds idle connections, and nothing else,
-    between fetches.
-    """
+    """HTTP client for URLs from users. Belongs to the event loop that it is made on."""
 
     def __init__(
         self,
@@ -99,11 +87,7 @@ class HttpFetcher:
         lookup: Lookup = system_lookup,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """
-        Args:
-            lookup: how names are resolved.
-            tls: what certificates are checked with, the system's roots unless given.
-        """
+        """``tls`` replaces the system's root certificates."""
         self._policy = policy
         self._resolver = CheckedResolver(policy, lookup)
         self._connector = aiohttp.TCPConnector(
@@ -120,7 +104,7 @@ class HttpFetcher:
             connector=self._connector,
             headers=_HEADERS,
             cookie_jar=aiohttp.DummyCookieJar(),
-            # The total is ours: it spans redirects and retries.
+            # Our own total time-out spans redirects and retries.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=policy.connect_timeout_s),
             trust_env=False,  # a proxy would resolve names out of our sight
         )
@@ -136,13 +120,13 @@ class HttpFetcher:
 
         Args:
             max_bytes: largest body, decompressed.
-            known_etag: the tag under which the body of a URL is at hand.
+            known_etag: returns the tag of a URL's cached body.
             held: counts the body's bytes as they arrive.
 
         Raises:
-            RefusedError: the policy forbids the URL, or more bytes than may be held.
-            OverloadedError: there is no room for the bytes at this moment.
-            UnfetchableError: it can't be had, in time or at all.
+            RefusedError: the policy forbids the URL, or so many bytes.
+            OverloadedError: no room for the bytes now.
+            UnfetchableError: it is unavailable, or not in time.
         """
         start = parse_url(url)
         self._policy.check_url(start)
@@ -161,7 +145,6 @@ class HttpFetcher:
             raise UnfetchableError("the server did not answer in time", "timeout") from error
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._session.close()
         await self._resolver.close()
 
@@ -187,7 +170,7 @@ class HttpFetcher:
     async def _hop(
         self, url: URL, max_bytes: int, etag: str | None, held: HeldBytes | None
     ) -> Fetched | Unchanged | str:
-        """One request. A string is where it redirects to."""
+        """Send one request; return the target of a redirect as a string."""
         headers = {} if etag is None else {"If-None-Match": etag}
         try:
             async with self._session.get(url, headers=headers, allow_redirects=False) as response:
@@ -219,7 +202,7 @@ class HttpFetcher:
             raise _unreachable() from error
 
     def _socket(self, info: aiohttp.AddrInfoType) -> socket.socket:
-        """The last word before every connection, however its address was found."""
+        """Check the address of every connection last, however it was found."""
         family, kind, protocol, _, address = info
         if not self._policy.allows_address(str(address[0])):
             raise PermissionError(errno.EACCES, "the policy forbids this address")
@@ -227,23 +210,23 @@ class HttpFetcher:
 
 
 class _SenselessError(aiohttp.ClientPayloadError):
-    """An answer that makes more work than its body is worth."""
+    """An answer that costs more work than its body is worth."""
 
 
 class _Answers(ResponseHandler):
-    """aiohttp's end of a connection, with a limit on what it parses besides the body."""
+    """aiohttp's end of a connection, with a limit on parsing besides the body."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
         self._heads = self._received = 0
 
     def set_response_params(self, **params: Any) -> None:
-        """A request is sent."""
+        """Reset the counts for a new request."""
         self._heads = self._received = 0
         super().set_response_params(**params)
 
     def data_received(self, data: bytes) -> None:
-        """Parse some of an answer, unless it is nothing but heads."""
+        """Parse some of an answer, unless it has only heads."""
         if data.count(b"\nHTTP/1.") > MAX_HEADS:  # no medium has it
             self._refuse()
             return
@@ -253,12 +236,12 @@ class _Answers(ResponseHandler):
             self._refuse()
 
     def feed_data(self, data: Any, size: int = 0) -> None:
-        """A head is here."""
+        """Count a head."""
         self._heads += 1
         super().feed_data(data, size)
 
     def _has_too_much_framing(self) -> bool:
-        # That of an interim answer, a chunk of its own, lacks some of the attributes.
+        # An interim answer has aiohttp's empty payload, which lacks some of the attributes.
         payload = self._payload
         body = 0
         if payload is not None and payload is not aiohttp.EMPTY_PAYLOAD:
@@ -295,7 +278,7 @@ async def _read(
 
 
 def _strong_etag(response: aiohttp.ClientResponse) -> str | None:
-    # A weak tag stands for bodies that mean the same, but may differ in their bytes.
+    # A weak tag stands for equivalent bodies, which may differ in their bytes.
     etag = response.headers.get("ETag", "")
     return etag if _STRONG_ETAG.fullmatch(etag) else None
 

@@ -1,7 +1,7 @@
-"""From a reference in a request to a decoded medium.
+"""Load media: from a reference in a request to a decoded medium.
 
-The one way in: whatever the modality and wherever the bytes come from, they pass the
-policy, the cache, the budgets and the limits on decoding here.
+The only way in: every modality and source passes the policy, the cache, the budgets and the limits
+on decoding here.
 """
 
 import asyncio
@@ -49,8 +49,8 @@ from frontend.request_context import current_partition
 T = TypeVar("T")
 
 _COPIES: Final = 3
-"""Times the memory of a picture that decoders and conversions take beside it, at most: WebP, and
-grey with transparency, take 16 bytes a pixel, other transparent pictures 12 or 13, the rest 8."""
+"""Memory of decoders and conversions beside a picture, as a multiple, at most: WebP, and grey with
+transparency, take 16 bytes a pixel, other transparent pictures 12 or 13, the rest 8."""
 
 _LARGE: Final = 4_000_000
 """Pixels of a picture whose copies wait for room. Smaller ones do not: threads are few."""
@@ -58,21 +58,18 @@ _LARGE: Final = 4_000_000
 
 @dataclass(frozen=True)
 class LoaderStatistics:
-    """What is going on and what is kept."""
-
     fetching: int
     decoding: int
     cache: CacheStatistics
 
 
 class MediaLoader:
-    """Loads media for all requests of a frontend. Made on the event loop it serves.
+    """Loads media for all requests of a frontend. Belongs to the event loop that it is made on.
 
     Attributes:
-        policy: what may be loaded.
-        defers: whether vLLM gets media encoded, since what takes them from it wants them so.
-        budgets: what all requests may hold together.
-        pool: threads that fetch what blocks, and decode.
+        defers: whether vLLM gets media still encoded, for a processor that decodes.
+        budgets: shared by all requests.
+        pool: threads for blocking fetches and for decoding.
     """
 
     def __init__(
@@ -84,12 +81,8 @@ class MediaLoader:
         pool: Executor | None = None,
         budgets: MediaBudgets | None = None,
     ) -> None:
-        """
-        Args:
-            cache_bytes: budget of the cache, 0 for none.
-            http: the HTTP client, made here unless given.
-            pool: made here unless given, as many threads as vLLM has for it.
-            budgets: made of the policy unless given.
+        """The other parts are made here unless given; the pool has as many threads as vLLM's. A
+        cache of 0 bytes keeps nothing.
         """
         self.policy = policy
         self.defers = False
@@ -106,30 +99,25 @@ class MediaLoader:
         self._decodes: SingleFlight[tuple[Any, bool]] = SingleFlight(not_shared=own)
 
     def statistics(self) -> LoaderStatistics:
-        """What is going on and what is kept."""
         return LoaderStatistics(len(self._fetches), len(self._decodes), self._cache.statistics())
 
     async def load(self, url: str, media_io: MediaIO[Any]) -> Any:
         """Fetch and decode a medium, which is then the caller's alone.
 
-        The same URL, or the same bytes to be decoded alike, are worked on once for all
-        of a partition who ask at the same time. Cancelling leaves nothing behind once the last of
-        them is cancelled; a thread that is decoding finishes, for nobody.
+        Concurrent requests of a partition share one fetch of a URL, and one decoding of the same
+        bytes. The last cancellation leaves nothing behind; a decoding thread finishes unobserved.
 
         Raises:
-            MediaError: it can't be had; 400 or 422.
+            MediaError: it is unavailable; 400 or 422.
             ValueError: it can't be decoded; 400.
-            OverloadedError: there is no room for it at this moment; 429.
+            OverloadedError: no room for it now; 429.
             ThreadStuckError: a thread did not return from it; 422.
         """
         return await self.decode(await self._fetched(url, media_io), media_io)
 
     async def fetch(self, url: str, media_io: MediaIO[Any]) -> Content:
-        """Fetch a medium and leave it encoded.
-
-        Raises:
-            MediaError: it can't be had; 400 or 422.
-            OverloadedError: there is no room for it at this moment; 429.
+        """Fetch a medium and leave it encoded. Raises MediaError (400 or 422), OverloadedError
+        (429).
         """
         content = await self._fetched(url, media_io)
         self._cache.keep(content)
@@ -169,7 +157,7 @@ class MediaLoader:
         return decoded
 
     async def close(self) -> None:
-        """Cancel what is under way, close connections, end the threads, drop the cache."""
+        """Cancel current work, close connections, end the threads, drop the cache."""
         await self._fetches.close()
         await self._decodes.close()
         await self._http.close()
@@ -179,7 +167,7 @@ class MediaLoader:
     def _decode(
         self, content: Content, media_io: MediaIO[Any], allowance: RequestAllowance
     ) -> tuple[Any, Reservation]:
-        """A decoded medium, and what is reserved for it while it is held. Blocks."""
+        """Return a decoded medium, and its reservation. Blocks."""
         with self.budgets.decoding.reserve() as reservation, ExitStack() as copies:
 
             def admit(pixels: int) -> None:
@@ -233,7 +221,7 @@ class MediaLoader:
             own = True
             return self._fetch(url, max_bytes, held, partition)
 
-        # Here, not in the fetch: whoever joins it must not wait for another request's slots.
+        # Not inside the fetch: a request that joins it must not wait for another request's slots.
         async with allowance.fetches:
             if key in self._fetches:
                 MEDIA_FETCHES.labels("http", "shared").inc()
@@ -275,10 +263,8 @@ class MediaLoader:
 def _keeping(
     held: HeldBytes, make: Callable[[], Content], partition: Partition = SHARED
 ) -> Content:
-    """A content for whose bytes there is room, for as long as it is somebody's.
-
-    Args:
-        partition: whose it becomes; what was kept before is somebody's already.
+    """Make a content and hold room for its bytes as long as it lives. With ``partition``, move a
+    new one into it; cached ones are in theirs.
     """
     with undo_on_error(held.drop):
         content = make().within(partition)

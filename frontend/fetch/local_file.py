@@ -1,4 +1,4 @@
-"""Reading files below the one directory that an operator has opened to requests."""
+"""Read files below the one directory that an operator opened to requests."""
 
 import contextlib
 import errno
@@ -13,7 +13,7 @@ from frontend.fetch.content import Content
 from frontend.media_limits import RefusedError, TooLargeError, UnfetchableError
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Not blocking, or a named pipe would hold the thread for ever.
+# Not blocking, or a named pipe would hold the thread forever.
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
@@ -22,17 +22,14 @@ def read_local_file(
 ) -> Content:
     """Read a ``file:`` URL. Blocks.
 
-    Symbolic links are followed if they end below the root. What they end in is then
-    opened step by step without following any, so exchanging one meanwhile only fails.
-
-    Args:
-        root: resolved already; None if no files may be read.
-        held: counts the file's bytes.
+    Symbolic links are followed if they end below the root, which is resolved already (None if no
+    files may be read). Their target is then opened step by step without following links, so a race
+    by exchanging one only fails.
 
     Raises:
-        RefusedError: files may not be read, or not this one, or more bytes than may be held.
-        OverloadedError: there is no room for it at this moment.
-        UnfetchableError: there is no such file, or it can't be read.
+        RefusedError: the file is not allowed, or more bytes than may be held.
+        OverloadedError: no room for it now.
+        UnfetchableError: it does not exist, can't be read or is too large.
     """
     if root is None:
         raise RefusedError("local files are not read (see --allowed-local-media-path)")

@@ -1,4 +1,4 @@
-"""How many pixels a picture has, by its header, and whether it is one that takes hours."""
+"""Count a picture's pixels by its header, and refuse pictures that take hours."""
 
 import re
 import struct
@@ -14,26 +14,26 @@ from common.media.formats import AVIF, IMAGE_FORMATS, name_of
 from frontend.media_limits import FetchPolicy, RefusedError
 
 _SIZE_UNKNOWN: Final = frozenset({"ICO"})
-"""Formats with whole pictures inside, of a size that the header need not tell."""
+"""Formats with whole pictures inside, whose size may not be in the header."""
 
 _NARROW: Final = 16
-"""Pixels that each row of a picture counts for at least."""
+"""Minimum pixels that each row counts for."""
 
 _MOST_SCANS: Final = 100
-"""Of a JPEG, libtiff's own limit. Each goes over all pixels, but takes a few bytes only."""
+"""Scans of a JPEG, libtiff's own limit. Each takes a few bytes only, but decoding all pixels."""
 
 _PNG_START: Final = 8
 _LONG: Final = struct.Struct(">I")
 
 _MARKER: Final = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
-"""Of JPEG, those that stand alone aside."""
+"""JPEG markers, except those without a segment."""
 
 
 def picture_pixels(data: bytes, policy: FetchPolicy) -> int:
-    """Pixels that a picture takes when it is decoded; nothing is decoded to find out.
+    """Return the pixels of a decoded picture, without decoding it.
 
     Raises:
-        RefusedError: more than one picture may have.
+        RefusedError: too many for one picture.
         ValueError: it is no picture.
         Image.DecompressionBombError: as RefusedError, from Pillow.
     """
@@ -60,30 +60,25 @@ def picture_pixels(data: bytes, policy: FetchPolicy) -> int:
 
 
 def stored_pixels(opened: Image.Image) -> int:
-    """Return the pixels that a picture takes memory for: a row has a pointer and is aligned, so 60
-    million rows of one pixel took 1.4 GB."""
+    """Return the pixels of memory: a row has a pointer and is aligned, so 60 million rows of one
+    pixel took 1.4 GB.
+    """
     return max(opened.width, _NARROW) * opened.height
 
 
 def too_many_pixels(policy: FetchPolicy, pixels: int | None = None) -> RefusedError:
-    """The error for a picture that is too large.
-
-    Args:
-        pixels: that it has, if that is known.
-    """
     size = "too many" if pixels is None else f"{pixels:,}"
     most = f"{policy.max_pixels:,} (--media-max-pixels)"
     return RefusedError(f"it has {size} pixels, which is too large: at most {most} are taken")
 
 
 def said_by_pillow(error: Image.DecompressionBombError) -> int | None:
-    """The pixels of a picture that Pillow finds too large."""
+    """Return the pixels of a picture that Pillow finds too large."""
     found = re.search(r"\((\d+) pixels\)", str(error))
     return None if found is None else int(found[1])
 
 
 def _unread(data: bytes) -> str:
-    """Why data is no picture that is read."""
     name = "empty" if not data else name_of(data) or "in no known format"
     *first, last = sorted(set(IMAGE_FORMATS) - {"DIB"})
     return f"it is {name}, not a picture that is read here: {', '.join(first)} or {last}"
@@ -107,7 +102,7 @@ def _check_png(data: bytes) -> None:
 
 
 def _tile_pixels(opened: Image.Image) -> int:
-    """Of one tile of a TIFF, which is decoded whole, however little of it is shown."""
+    """Return the pixels of a TIFF's tile, which is decoded whole, however little of it is shown."""
     if not isinstance(opened, TiffImagePlugin.TiffImageFile):
         return 0
     sides = [

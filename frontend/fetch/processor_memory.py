@@ -1,7 +1,7 @@
-"""Limit on the memory of a model's processor, counted before the processor enlarges media.
+"""Limit the memory of a model's processor, before it enlarges media.
 
-A processor enlarges small frames to the least pixels that its model sees: 1,000 frames of 64x64
-took 3 GB. Options of a request may ask for any size.
+A processor enlarges small frames to the model's minimum: 1,000 frames of 64x64 took 3 GB. Options
+of a request may ask for any size.
 """
 
 import math
@@ -19,8 +19,8 @@ from vllm.multimodal.processing import BaseMultiModalProcessor
 from frontend.media_limits import MIB, FetchPolicy, RefusedError
 
 _FLOAT_BYTES: Final = 13
-"""Of each value of an enlarged medium: bytes, floats, patches of floats, and these together for
-all media. Measured: 12.2 to 13.0 with Qwen2-VL's and Qwen2.5-Omni's processors."""
+"""Per value of an enlarged medium: bytes, floats, patches of floats, and these together for all
+media. Measured: 12.2 to 13.0 with Qwen2-VL's and Qwen2.5-Omni's processors."""
 
 _INTEGER_BYTES: Final = 4
 """The same where the engine normalizes pixels (``--mm-device-do-normalize``): 3.0 to 3.6."""
@@ -35,7 +35,7 @@ _STRIP_BYTES: Final = 1 << 18
 
 
 class _Threads(threading.local):
-    """What each thread counts for, if it runs a processor."""
+    """The counter of each thread that runs a processor."""
 
     memory: "ProcessorMemory | None" = None
 
@@ -44,19 +44,15 @@ _THREADS: Final = _Threads()
 
 
 class ProcessorMemory(TorchFunctionMode):
-    """Counts what a processor makes of media in the thread that enters it.
+    """Counts the output of a processor in the thread that enters it.
 
-    PyTorch's and Pillow's functions that enlarge media raise RefusedError where the sum would be
-    more than the limit.
+    PyTorch's and Pillow's functions that enlarge media raise RefusedError beyond the limit.
     """
 
     limit: int = FetchPolicy().max_processor_bytes
 
     def __init__(self, processor: BaseMultiModalProcessor[Any], media: int = 1) -> None:
-        """
-        Args:
-            media: the processor runs for so many at once, each of which has the limit.
-        """
+        """Allow the limit for each of ``media`` processed at once."""
         super().__init__()
         config = processor.info.ctx.model_config.get_multimodal_config()
         self._for_value = _INTEGER_BYTES if config.mm_device_do_normalize else _FLOAT_BYTES
@@ -64,7 +60,7 @@ class ProcessorMemory(TorchFunctionMode):
         self._taken = 0
 
     def take(self, values: float) -> None:
-        """Count numbers that are about to be made. Raises RefusedError: they are too many."""
+        """Count values before they are made. Raises RefusedError."""
         self._taken += int(values) * self._for_value
         if self._taken > self._limit:
             raise RefusedError(
@@ -96,7 +92,7 @@ class ProcessorMemory(TorchFunctionMode):
 
 
 def limit_processors(policy: FetchPolicy) -> None:
-    """Tell the processors of this process the most memory for a medium. May be called twice."""
+    """Set the limit per medium for the processors of this process. Idempotent."""
     ProcessorMemory.limit = policy.max_processor_bytes
     Image.Image.resize = _resize  # type: ignore[method-assign] # one for all pictures
     pictures: Any = Image.Image
@@ -113,7 +109,7 @@ def _resize(self: Image.Image, size: Any, *args: Any, **kwargs: Any) -> Image.Im
 
 
 def _array(self: Image.Image, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-    """Return a picture's values, of which Pillow and NumPy would hold three copies meanwhile."""
+    """Return a picture's values, avoiding the three copies of Pillow and NumPy."""
     if self.width * self.height <= _LARGE or self.mode not in ("L", "RGB", "RGBA"):
         return np.array(_Interface(_PIL_ARRAY.fget(self)), dtype, copy=copy)
     bands = len(self.getbands())
@@ -128,8 +124,6 @@ def _array(self: Image.Image, dtype: Any = None, copy: bool | None = None) -> np
 
 
 class _Interface:
-    """NumPy's array interface, with its bytes."""
-
     def __init__(self, interface: dict[str, Any]) -> None:
         self.__array_interface__ = interface
 
@@ -137,7 +131,7 @@ class _Interface:
 def _interpolated(
     input: torch.Tensor, size: Any = None, scale_factor: Any = None, *_: Any, **__: Any
 ) -> float:
-    """Return how many values an enlarged tensor has, whose last sides are those of a picture."""
+    """Return the number of values of an enlarged tensor, whose last sides are a picture's."""
     sides = input.dim() - 2
     if size is None:
         return input.numel() * math.prod(_each(scale_factor or 1, sides))
@@ -145,7 +139,7 @@ def _interpolated(
 
 
 def _padded(input: torch.Tensor, pad: Sequence[int], *_: Any, **__: Any) -> float:
-    """Return how many values a tensor gets at its borders."""
+    """Return the number of values added at a tensor's borders."""
     shape = list(input.shape)
     for index, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=False)):
         shape[-1 - index] += before + after

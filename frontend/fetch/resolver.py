@@ -1,7 +1,6 @@
-"""Names become addresses here, and only addresses that the policy allows come out.
+"""Resolve names to addresses that the policy allows.
 
-The very addresses that were checked are what the HTTP client connects to, so a name
-that answers differently the next time changes nothing.
+The HTTP client connects to the very addresses that were checked, so DNS rebinding has no effect.
 """
 
 import asyncio
@@ -22,18 +21,19 @@ Lookup: TypeAlias = Callable[[str], Sequence[str]]
 """Blocking: the addresses of a name. Raises socket.gaierror if it has none."""
 
 THREADS: Final = 256
-"""Look-ups at once, in threads of our own: name servers that never answer hold up only fetches."""
+"""Concurrent look-ups, in threads of their own: dead name servers block only fetches."""
 
 MAX_CALLER_LOOKUPS: Final = THREADS // 2
-"""Look-ups at once for one tenant, or one host where there are no API keys. Those that nobody waits
-for any more count until their threads return; others wait."""
+"""Concurrent look-ups of one tenant, or of one host without API keys. Abandoned ones count until
+their threads return; further ones wait."""
 
 TIMEOUT_S: Final = 10.0
-"""Of one look-up: enough for a system that asks a dead name server for 5 s before the next one."""
+"""Time-out of one look-up: enough for a system that asks a dead name server for 5 s before the
+next."""
 
 
 def system_lookup(host: str) -> list[str]:
-    """What this machine's own resolver says, hosts file included."""
+    """Return the answer of this machine's own resolver, hosts file included."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
     return [str(address[0]) for _, _, _, _, address in found]
 
@@ -50,13 +50,11 @@ class CheckedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """The addresses of a name that may be connected to.
+        """Return the allowed addresses of a name. Cancelling leaves only the system's look-up in
+        its thread.
 
-        Cancelling leaves nothing but the system's look-up, in its thread.
-
-        Raises:
-            UnfetchableError: there are none, or none in time. It doesn't tell a name that doesn't
-                exist from one that is internal, or names could be probed.
+        Raises UnfetchableError if there are none, or none in time. It doesn't tell unknown names
+        from internal ones, or names could be probed.
         """
         try:
             async with asyncio.timeout(TIMEOUT_S):
@@ -101,7 +99,7 @@ class CheckedResolver(AbstractResolver):
         return await asyncio.wrap_future(lookup)
 
     async def close(self) -> None:
-        """Stop the threads without waiting for look-ups under way."""
+        """Stop the threads without waiting for current look-ups."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _no_address(self, *, transient: bool) -> UnfetchableError:

@@ -1,4 +1,4 @@
-"""The flags of media loading; vLLM's own two on where media may come from hold as well."""
+"""Settings of media loading; vLLM's own two on allowed origins apply as well."""
 
 import argparse
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ _FROM_VLLM = {
 
 
 class MediaSettings(FetchPolicy, FlagSettings):
-    """The policy, and how much is kept."""
+    """The policy, and the size of the cache."""
 
     flag_group: ClassVar[str] = "media"
     flag_prefix: ClassVar[str] = "media-"
@@ -34,11 +34,10 @@ class MediaSettings(FetchPolicy, FlagSettings):
 
     @property
     def cache_bytes(self) -> int:
-        """Budget of the cache in bytes."""
         return int(self.cache_mb * 2**20)
 
     def shared_by(self, processes: int) -> Self:
-        """What each of some processes may take: no less than one request may."""
+        """Return each process's share: no less than one request may use."""
         one_mb = min(self.max_request_mb, self.held_mb)
         one_megapixels = min(self.max_request_megapixels, self.decoding_megapixels)
         return self.model_copy(
@@ -56,13 +55,8 @@ class MediaSettings(FetchPolicy, FlagSettings):
         serve: argparse.Namespace,
         environ: Mapping[str, str] | None = None,
     ) -> Self:
-        """Like :meth:`from_args`, and what vLLM's flags say.
-
-        Args:
-            serve: vLLM's API server arguments.
-
-        Raises:
-            ConfigurationError: a value is unusable; the message names where it stood.
+        """Extend :meth:`from_args` by vLLM's flags. Raises ConfigurationError, naming the place of
+        an unusable value.
         """
         theirs: dict[str, tuple[str, object]] = {
             name: ("--" + attribute.replace("_", "-"), value)

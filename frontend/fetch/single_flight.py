@@ -1,7 +1,6 @@
-"""Calls that are made once for all who ask for the same thing at the same time.
+"""Single-flight: concurrent requests for the same key share one call.
 
-Nothing is remembered after a call has ended, failures least of all: who asks later
-asks anew.
+Results are not kept, failures least of all: a later request starts a new call.
 """
 
 import asyncio
@@ -22,37 +21,29 @@ class _Flight(Generic[T]):
 
 
 class SingleFlight(Generic[T]):
-    """Calls under way, by key."""
+    """In-flight calls, by key."""
 
     def __init__(self, *, not_shared: tuple[type[Exception], ...] = ()) -> None:
-        """
-        Args:
-            not_shared: errors that concern only the caller who started the call. Others
-                who joined it start one of their own then.
+        """``not_shared`` errors concern only the caller who started the call; those who joined it
+        start their own then.
         """
         self._not_shared = not_shared
         self._flights: dict[Hashable, _Flight[T]] = {}
 
     def __len__(self) -> int:
-        """Calls under way."""
         return len(self._flights)
 
     def __contains__(self, key: Hashable) -> bool:
-        """Whether a call is under way that the next caller would join."""
         return key in self._flights
 
     async def run(
         self, key: Hashable, start: Callable[[], Coroutine[Any, Any, T]]
     ) -> tuple[T, bool]:
-        """Join the call of that key, or start it.
+        """Join the call of that key, or start it. Raises its error to every caller.
 
-        A caller that is cancelled leaves the others to it. The last one's cancellation
-        cancels the call and returns when that has ended.
-
-        Returns:
-            What the call returned, and whether anyone else got the very same object.
-
-        Raises what the call raised, to every caller.
+        A cancelled caller leaves the call to the others. The last one's cancellation cancels the
+        call and returns when that has ended. Returns the result, and whether another caller got the
+        very same object.
         """
         while True:
             flight = self._flights.get(key)
@@ -85,8 +76,8 @@ class SingleFlight(Generic[T]):
         try:
             return flight.task.result(), flight.passengers > 1
         finally:
-            # An error refers to this frame and the flight to the error: whatever the frames
-            # of an error hold, budgets too, would wait for the garbage collector.
+            # Break a cycle: an error refers to this frame and the flight to the error. Objects in
+            # its frames, budgets too, would wait for the garbage collector.
             del flight
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""How many samples a sound has, by its header or by the packets that it comes in."""
+"""Count a sound's samples, by its header or its packets."""
 
 from dataclasses import dataclass
 from io import BytesIO
@@ -13,24 +13,20 @@ from frontend.media_limits import RefusedError
 
 _SAMPLE_BYTES: Final = 4
 SLACK: Final = 1 << 20
-"""Bytes by which decoders may give more than was said: padding, mostly."""
+"""Bytes by which decoders may exceed the announced size: padding, mostly."""
 
 
 READABLE_SOUNDS: Final = "WAV, FLAC, MP3, Ogg, WebM or M4A"
 """Formats that every installation decodes, for error messages."""
 
 PROCESSOR_RATE: Final = 48_000
-"""Hz. The most that models ask for; which rate a model's processor resamples to isn't known
-where sound is decoded."""
+"""Hz. The most that models ask for; the actual rate isn't known where sound is decoded."""
 
 
 @dataclass(frozen=True)
 class SoundSize:
-    """Bytes that a sound takes.
-
-    Attributes:
-        decoded: four for each sample of each channel.
-        processed: while a model's processor has it, see :func:`processed_bytes`.
+    """Bytes of a sound: decoded (four for each sample of each channel), and as
+    :func:`processed_bytes`.
     """
 
     decoded: int
@@ -38,13 +34,8 @@ class SoundSize:
 
 
 def sound_size(data: bytes) -> SoundSize:
-    """What a sound takes when it is decoded, and when it is processed for a model.
-
-    Nothing is decoded to find out. Who lies about it has to be stopped when decoding reaches
-    what was said.
-
-    Raises:
-        RefusedError: it is no sound, or its rate is none that sound has.
+    """Return a sound's size without decoding it. A wrong header must be caught when decoding
+    reaches the size. Raises RefusedError if it is no sound or its rate is invalid.
     """
     try:
         with soundfile.SoundFile(BytesIO(data)) as file:
@@ -56,10 +47,11 @@ def sound_size(data: bytes) -> SoundSize:
 
 
 def processed_bytes(decoded: int, rate: float) -> int:
-    """Return what so many bytes of a sound at a rate in Hz take with all copies of a processor.
+    """Return the bytes of a sound in a processor, with all copies, from its decoded bytes and rate
+    in Hz.
 
-    They are there twice while they are resampled, and spectra take thrice what ``PROCESSOR_RATE``
-    would: 590 s took 377, 406 and 586 MB at 8, 16 and 48 kHz with Qwen2.5-Omni's processor.
+    Resampling holds it twice, and spectra take thrice its bytes at ``PROCESSOR_RATE``: 590 s took
+    377, 406 and 586 MB at 8, 16 and 48 kHz with Qwen2.5-Omni's processor.
     """
     return 2 * decoded + int(3 * decoded * PROCESSOR_RATE / rate)
 
@@ -72,7 +64,7 @@ def _checked_rate(rate: int) -> int:
 
 
 def _packets(data: bytes) -> tuple[int, int]:
-    """Bytes decoded, and the rate, of what FFmpeg reads."""
+    """Return decoded bytes and rate from FFmpeg's packets."""
     most = int(envs.VLLM_MAX_AUDIO_DECODE_BYTES)
     try:
         with av.open(BytesIO(data), "r") as container:

@@ -1,7 +1,7 @@
-"""Refusing videos whose frames would not fit into memory, before they are decoded.
+"""Refuse videos whose frames would not fit into memory, before they are decoded.
 
-vLLM limits the size of one frame; a few hundred kilobytes of video can still hold
-gigabytes of frames, or claim so many that reading them takes hours.
+vLLM limits the size of one frame; a few hundred kilobytes of video can still hold gigabytes of
+frames, or claim so many that reading them takes hours.
 """
 
 import time
@@ -30,19 +30,12 @@ READABLE_FILMS: Final = "H.264, HEVC, VP8 or VP9 in MP4, WebM or Matroska"
 def limit_video(
     media_io: VideoMediaIO, content: Content, policy: FetchPolicy, admit: Callable[[int], None]
 ) -> VideoMediaIO:
-    """A decoder that says what a video's frames will take before it reads them.
+    """Return a decoder that announces all pixels of a video to ``admit`` before it reads frames.
 
-    For videos that OpenCV decodes, which is what vLLM does without a GPU, and for
-    sequences of JPEGs.
-
-    Args:
-        media_io: stays as it is, since media are decoded again where a batch fails.
-        admit: called with the pixels of all frames together, before any is decoded.
-
-    Raises:
-        ValueError, OSError: a picture of the sequence is none.
-
-    What ``admit`` raises is raised here, or by decoding.
+    For videos that OpenCV decodes, as vLLM does without a GPU, and for sequences of JPEGs.
+    ``media_io`` is not changed, since media are decoded again where a batch fails. Raises
+    ValueError or OSError if a picture of a sequence is none; errors of ``admit`` are raised here,
+    or by decoding.
     """
     if content.jpeg_frames:
         admit(_sequence_pixels(content.data, media_io.num_frames, policy))
@@ -55,7 +48,7 @@ def limit_video(
 
 
 def why_unreadable(data: bytes) -> str:
-    """Return half a sentence that says why OpenCV decodes nothing of a film."""
+    """Return half a sentence on why OpenCV can't decode a film."""
     try:
         with av.open(BytesIO(data), "r") as file:
             if not file.streams.video:
@@ -71,10 +64,8 @@ def why_unreadable(data: bytes) -> str:
 
 
 def count_frames(timeout_s: float, data: bytes) -> int:
-    """The frames of a video whose header does not say how many it has. Decodes none.
-
-    Raises:
-        RefusedError: they can't be counted in time, or it has none.
+    """Count the frames of a video without a count in its header, without decoding. Raises
+    RefusedError if it has none, or on a time-out.
     """
     source = BytesIO(data)
     packets = _opened(source, cv2.CAP_PROP_FORMAT, -1)  # as they are
@@ -91,7 +82,7 @@ def count_frames(timeout_s: float, data: bytes) -> int:
 
 
 def _opened(source: BytesIO, *options: int) -> cv2.VideoCapture:
-    """A video whose source the caller holds: OpenCV does not."""
+    """Open a video whose source the caller must keep alive: OpenCV does not."""
     reader = OpenCVVideoBackendMixin.get_cv2_video_api()
     return cv2.VideoCapture(source, reader, list(options))  # type: ignore[call-overload] # any stream
 
@@ -104,7 +95,7 @@ def _sequence_pixels(data: bytes, num_frames: int, policy: FetchPolicy) -> int:
 
 
 def _frames(data: bytes) -> Iterator[bytes]:
-    # One by one: the first that is no picture ends it, so a megabyte of commas costs nothing.
+    # Lazily: the first that is no picture ends it, so a megabyte of commas costs nothing.
     start = 0
     while (comma := data.find(b",", start)) >= 0:
         yield data[start:comma]
@@ -113,7 +104,7 @@ def _frames(data: bytes) -> Iterator[bytes]:
 
 
 _MOST_MISSING: Final = 10_000
-"""Frames in a row that can't be read, which takes a moment."""
+"""Consecutive unreadable frames, which take a moment."""
 
 
 class _CountingLoader(VideoLoader):
@@ -133,8 +124,8 @@ class _CountingLoader(VideoLoader):
         watched = _Watched(cap, int(size), deadline)
         frames, valid = super().read_frames(watched, frame_idx, *args, **kwargs)
         if not valid:
-            # vLLM has looked for the end of the film, from which OpenCV does not come back if
-            # there is one frame, or in MPEG-TS.
+            # vLLM has sought the end of the film, from which OpenCV does not return if there is one
+            # frame, or in MPEG-TS.
             source = BytesIO(cls.data)
             again = _opened(source)
             watched = _Watched(again, int(size), deadline)
@@ -148,10 +139,8 @@ class _CountingLoader(VideoLoader):
 
 
 class _Watched:
-    """A video whose frames are as large as it says, and are read in time.
-
-    OpenCV decodes every frame up to the last one that is wanted, and a header may claim
-    billions.
+    """A video whose frames must have the announced size and be read in time: OpenCV decodes every
+    frame up to the last wanted one, and a header may claim billions.
     """
 
     def __init__(self, cap: cv2.VideoCapture, pixels: int, deadline: float) -> None:

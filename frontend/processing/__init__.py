@@ -1,4 +1,4 @@
-"""Media and text become a prompt: the renderer, the HF processor, and their caches."""
+"""Turn media and text into a prompt: renderer, HF processor, and their caches."""
 
 from frontend.processing.errors import missing_package
 from frontend.processing.preprocessor import MediaItem, Preprocessor, ProcessedPrompt

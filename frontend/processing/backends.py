@@ -1,4 +1,4 @@
-"""Where batches of media are processed: in this process, or in others."""
+"""Backends that process batches of media: in this process, or in a pool of processes."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ from frontend.processing.store import ProcessedStore
 logger = logging.getLogger(__name__)
 
 ATTEMPTS: Final = 2
-"""So often a batch may see a process die before the batch is taken to be the reason."""
+"""Processes that a batch may kill before the batch itself is blamed."""
 
 
 class _Job:
@@ -47,10 +47,9 @@ class _Job:
 
 
 class ProcessPool:
-    """Runs batches in as many processes as it is told.
+    """Pool of processes that run batches in FIFO order.
 
-    Batches are taken in the order in which they come. A process that dies is replaced, and
-    its batch is given to another one, once. One that hangs is killed, which is the same.
+    A process that dies or hangs (and is killed) is replaced, and its batch retried once in another.
     """
 
     def __init__(
@@ -61,17 +60,8 @@ class ProcessPool:
         hf_runs: HfProcessorRuns,
         decoding: Budget,
     ) -> None:
-        """Start the processes. Takes seconds: not on the event loop.
-
-        Args:
-            order: what each of them gets.
-            count: how many.
-            store: keeps what they make; the arena in ``order`` is its own.
-            hf_runs: counts their runs of the HF processor.
-            decoding: budget of the pixels that they decode.
-
-        Raises:
-            ConfigurationError: they don't start.
+        """Start ``count`` processes: seconds, so not on the event loop. The arena in ``order``
+        belongs to ``store``. Raises ConfigurationError if the processes don't start.
         """
         self._order = order
         self._exchange = Exchange(store, hf_runs, decoding, order.policy.decode_timeout_s)
@@ -90,29 +80,24 @@ class ProcessPool:
 
     @property
     def count(self) -> int:
-        """How many processes there are."""
         return len(self._threads)
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes."""
         return [each.pid for each in self._processes.values()]
 
     def submit(
         self, batch: Batch, abandoned: Callable[[], bool], allowance: RequestAllowance
     ) -> Future[list[Processed]]:
-        """Process a batch; the result has one item for each medium, in order.
-
-        Args:
-            abandoned: asked, in a thread, before it begins: whether nobody wants it now.
-            allowance: of the request whose batch it is.
+        """Process a batch; the result has one item for each medium, in order. ``abandoned`` is
+        called in a thread before the batch begins.
 
         The future raises:
             MediaError: a limit or a decoder refuses a medium.
-            OverloadedError: there is no room for what it decodes to at this moment.
+            OverloadedError: no room for its decoded pixels now.
             ValueError: vLLM refuses it.
-            AbandonedError: nobody wanted it.
-            ProcessingFailedError: an error of ours, or processes die of it or hang.
+            AbandonedError: no request waited for it any more.
+            ProcessingFailedError: an internal error, or processes die or hang.
         """
         job = _Job(batch, abandoned, allowance)
         self._jobs.put(job)
@@ -190,7 +175,7 @@ class ProcessPool:
 
 
 def _start(order: StartUp, count: int, forks: Forks) -> list[ChildProcess]:
-    """Processes that are ready. Raises ConfigurationError if they don't start."""
+    """Return ready processes. Raises ConfigurationError if they don't start."""
     processes: list[ChildProcess] = []
     try:
         for _ in range(count):
@@ -212,43 +197,40 @@ class Decodes(Protocol):
     """Decodes a medium off the event loop."""
 
     async def __call__(self, content: Content, media_io: MediaIO[Any]) -> Any:
-        """Raises MediaError or ValueError if it is no good."""
+        """Raises MediaError or ValueError for an unusable medium."""
         ...
 
 
 class Backend(Protocol):
-    """Where batches are processed."""
+    """Processes batches."""
 
     @property
     def width(self) -> int:
-        """How many batches it works on at the same time."""
+        """Number of batches processed concurrently."""
         ...
 
     async def run(self, batch: Batch, abandoned: Callable[[], bool]) -> list[Processed]:
-        """Process a batch and keep what comes of it.
-
-        Args:
-            abandoned: asked, in any thread, before it begins: whether nobody wants it now.
+        """Process a batch and keep the results. ``abandoned`` is called in any thread before it
+        begins.
 
         Raises:
-            MediaError, ValueError: a medium is no good.
-            OverloadedError: there is no room for what they decode to at this moment.
-            AbandonedError: nobody wanted it when its turn came.
+            MediaError, ValueError: a medium is unusable.
+            OverloadedError: no room for the decoded media now.
+            AbandonedError: no request waited for it any more.
             MmRouterError: other errors.
         """
         ...
 
 
 _AT_THE_THREAD = 2
-"""Batches that the renderer's thread is at or has next. More would wait before prompts whose media
-are ready: these need the thread too, to be assembled, for a millisecond. So in a burst of new
-pictures no engine would get one before the last is processed. With one alone, the thread would
-rest until the event loop has time to send the next.
-"""
+"""Batches that the renderer's thread runs or has next. Further ones would delay prompts whose media
+are ready, which need the thread for a millisecond to be assembled: in a burst of new pictures no
+engine would get a prompt before the last picture is processed. With one alone, the thread would
+idle until the event loop sends the next."""
 
 
 class OwnBackend:
-    """The renderer's one processing thread; decoding is done in the media loader's."""
+    """Backend on the renderer's one processing thread; the media loader's threads decode."""
 
     width = 1
 
@@ -260,7 +242,6 @@ class OwnBackend:
         self._turns = asyncio.Semaphore(_AT_THE_THREAD)
 
     async def run(self, batch: Batch, abandoned: Callable[[], bool]) -> list[Processed]:
-        """See :class:`Backend`."""
         decoded = await asyncio.gather(
             *(self._decode(medium.content, medium.media_io) for medium in batch.media)
         )
@@ -276,7 +257,7 @@ class OwnBackend:
 
 
 class PoolBackend:
-    """Processes of our own, which decode too."""
+    """Backend on a pool of processes, which decode too."""
 
     def __init__(self, pool: ProcessPool, policy: FetchPolicy) -> None:
         self._pool = pool
@@ -284,10 +265,8 @@ class PoolBackend:
 
     @property
     def width(self) -> int:
-        """How many processes there are."""
         return self._pool.count
 
     async def run(self, batch: Batch, abandoned: Callable[[], bool]) -> list[Processed]:
-        """See :class:`Backend`."""
         job = self._pool.submit(batch, abandoned, current_allowance(self._policy))
         return await asyncio.wrap_future(job)

@@ -1,7 +1,4 @@
-"""Running vLLM's processor on some media, without the prompt that they came with.
-
-Works on one renderer's processor, in whichever process that lives.
-"""
+"""Run vLLM's processor on media without their prompt, in any process."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,30 +20,20 @@ Processor: TypeAlias = BaseMultiModalProcessor[Any]
 """vLLM's, of any model."""
 
 RUN_BYTES: Final = 64 << 20
-"""Decoded media of one run of the HF processor: 16 megapixels, of whose floats it takes 10 times as
-much, or a minute of sound with all copies. A larger medium has a run to itself."""
+"""Decoded media of one run of the HF processor: 16 megapixels, whose floats take 10 times as much,
+or a minute of sound with all copies. A larger medium gets its own run."""
 
 
 @dataclass(frozen=True)
 class Medium:
-    """One medium to process.
-
-    Attributes:
-        content: its encoded bytes.
-        media_io: how to decode them.
-    """
+    """An encoded medium and its decoder."""
 
     content: Content
     media_io: MediaIO[Any]
 
 
 class MediaOptions(NamedTuple):
-    """What a request says on how its media are decoded and processed; part of hashes.
-
-    Attributes:
-        mm_processor_kwargs: what it tells the HF processor.
-        media_io_kwargs: what it told the decoder.
-    """
+    """A request's options for the HF processor and the decoders; part of hashes."""
 
     mm_processor_kwargs: Mapping[str, object]
     media_io_kwargs: Mapping[str, Mapping[str, object]]
@@ -54,14 +41,11 @@ class MediaOptions(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """Media of one modality and one request.
+    """Media of one modality and one request, in its order.
 
     Attributes:
-        modality: vLLM's name of it.
-        media: in the order of the request.
-        options: of the request.
-        partition: whose it is; part of hashes.
-        request: our id of the one that it was begun for, for log lines.
+        partition: of the request; part of hashes.
+        request: internal id of the first request, for log lines.
     """
 
     modality: str
@@ -73,12 +57,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class Processed:
-    """What vLLM's processor makes of one medium.
-
-    Attributes:
-        mm_hash: vLLM's hash of it, within its partition.
-        item: the tensors.
-        prompt_updates: how vLLM puts its placeholders into a prompt.
+    """Result of vLLM's processor for one medium: its hash within its partition, its tensors, and
+    how vLLM puts its placeholders into a prompt.
     """
 
     mm_hash: MmHash
@@ -87,16 +67,15 @@ class Processed:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens that it takes in a prompt, at the least: vLLM makes one of the updates."""
+        """Minimum of tokens in a prompt: vLLM applies one of the updates."""
         return min((len(each.content.full) for each in self.prompt_updates), default=0)
 
 
 def may_defer(processor: Processor) -> bool:
-    """Whether a model's media may stay undecoded until they are processed, each by itself.
+    """Return whether a model's media may stay encoded until each is processed by itself.
 
-    Some models process several together in another way and go round vLLM's cache then. For some
-    (Kimi K2.5) vLLM makes one kind of medium of images and videos as it reads a chat, for which it
-    must see them.
+    Some models process several media together differently, bypassing vLLM's cache. For some (Kimi
+    K2.5) vLLM merges images and videos into one modality as it reads a chat, and must see them.
     """
     own = type(processor)
     apart = own._cached_apply_hf_processor is BaseMultiModalProcessor._cached_apply_hf_processor
@@ -110,10 +89,8 @@ def inputs_of(
     media: Sequence[Any],
     options: MediaOptions,
 ) -> ProcessorInputs:
-    """Media without a prompt, as the processor takes them.
-
-    Raises:
-        ValueError: it doesn't.
+    """Return media without a prompt as processor inputs. Raises ValueError if the processor
+    refuses.
     """
     return ProcessorInputs(
         [],
@@ -124,14 +101,10 @@ def inputs_of(
 
 
 def process(processor: Processor, batch: Batch, decoded: Sequence[Any]) -> list[Processed]:
-    """Run the HF processor, on few media at once if they are large: tens of milliseconds for each
-    megapixel.
+    """Run the HF processor, in several runs for large media: tens of milliseconds per megapixel.
 
-    Args:
-        decoded: the batch's media as their ``media_io`` gives them.
-
-    Raises:
-        RefusedError, ValueError: the processor refuses them.
+    ``decoded`` are the batch's media from their ``media_io``. Raises RefusedError or ValueError if
+    the processor refuses them.
     """
     return [made for some in _runs(decoded) for made in _run(processor, batch, some)]
 

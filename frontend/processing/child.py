@@ -1,7 +1,7 @@
 """A process that decodes and processes media for a frontend, forked by its fork server.
 
-It has a renderer of its own and writes tensors straight into the frontend's arena, at
-places that the frontend gives it. It ends when the frontend does.
+It has its own renderer and writes tensors straight into the frontend's arena, at offsets that the
+frontend assigns. It ends when the frontend does.
 """
 
 import gc
@@ -49,28 +49,28 @@ from frontend.processing.renderer import build_renderer
 logger = logging.getLogger("frontend.processing.child")
 
 ANY_MEDIUM_BYTES: Final = 1 << 30
-"""Memory that decoding may take whatever the medium is: codecs keep frames, threads have stacks."""
+"""Base memory for decoding any medium: codecs keep frames, threads have stacks."""
 
 _DECODED: Final = (4, 48)
-"""Bytes that decoding may take for each encoded byte, and for each pixel that was granted."""
+"""Further bytes for decoding, for each encoded byte and each granted pixel."""
 
 _PROCESSED: Final = (128 << 20, 96)
-"""Bytes that processing may take for each medium, however small, and for each pixel granted.
-Processors enlarge small pictures, cut them into tiles and make floats of them, with copies."""
+"""Bytes for processing, for each medium and each granted pixel. Processors enlarge small pictures,
+cut them into tiles and make floats of them, with copies."""
 
 KEPT_BYTES: Final = 1 << 30
-"""That a process may have more than when it was ready; another takes its place beyond."""
+"""Growth since start-up beyond which a process is replaced."""
 
 
 class _DeniedError(Exception):
-    """The frontend has no room for what a medium decodes to, and says so to its users."""
+    """The frontend has no room for a decoded medium, and tells its users."""
 
 
 class Child:
     """One process's end of the socket pair."""
 
     def __init__(self, connection: "Connection[Any, Any]") -> None:
-        """Take the order and get ready for it: seconds."""
+        """Take the order and load the renderer: seconds."""
         self._connection = connection
         order: StartUp = connection.recv()
         if order.log is not None:
@@ -97,7 +97,7 @@ class Child:
             except (EOFError, ConnectionResetError):
                 return
             before = self._runs.total
-            # Lines of vLLM's have nothing that users wrote then, with an id or without.
+            # A set id, even "-", keeps users' text out of vLLM's log lines.
             about = current_request.set(batch.request or "-")
             try:
                 with WATCHDOG.telling("media"):
@@ -115,7 +115,7 @@ class Child:
                 return
 
     def _keeps_too_much(self) -> bool:
-        """Return whether media have left so much behind that another process should go on."""
+        """Return whether media leaked so much memory that the process must be replaced."""
         if private_bytes() - self._at_first <= KEPT_BYTES:
             return False
         gc.collect()
@@ -215,7 +215,7 @@ def _map(order: StartUp) -> ArenaMapping:
 
 def main(descriptor: int) -> None:
     """Serve the frontend at the other end of a socket pair."""
-    # Ctrl-C reaches the whole group; the frontend says when it is over.
+    # Ctrl-C reaches the whole group; the frontend decides when to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection: Connection[Any, Any] = Connection(descriptor)
     Child(connection).serve()

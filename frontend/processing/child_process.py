@@ -1,7 +1,7 @@
-"""One process for media, as the thread that talks to it sees it.
+"""One media process, from the view of the thread that talks to it.
 
-Every wait for it has an end. If it does not answer in time it is killed and its connection shut
-down, so that whoever reads from it or writes to it sees it gone.
+Every wait has a deadline. A process that misses it is killed and its connection shut down, so that
+blocked readers and writers return.
 """
 
 import contextlib
@@ -24,23 +24,15 @@ from frontend.processing.forks import START_S, Forks
 logger = logging.getLogger(__name__)
 
 LOST: Final = (EOFError, OSError)
-"""How a connection says that the process at its other end is gone."""
+"""Errors of a connection whose other end is gone."""
 
 _STOP_S: Final = 5.0
 
 
 class Deadline:
-    """Calls a function, in a thread, if what it is around takes too long.
-
-    Attributes:
-        missed: whether it did.
-    """
+    """Calls ``give_up`` in a thread if the enclosed block takes too long, and sets ``missed``."""
 
     def __init__(self, seconds: float, give_up: Callable[[], None]) -> None:
-        """
-        Args:
-            give_up: makes whoever waits stop waiting.
-        """
         self._at = time.monotonic() + seconds
         self._give_up = give_up
         self._over = threading.Event()
@@ -48,7 +40,6 @@ class Deadline:
         self.missed = False
 
     def extend(self, seconds: float) -> None:
-        """There is more to do than was known at first."""
         self._at += seconds
 
     def __enter__(self) -> Self:
@@ -73,14 +64,8 @@ class Deadline:
 
 
 class ChildProcess:
-    """One process, as the thread that talks to it sees it.
-
-    Attributes:
-        pid: for the log.
-    """
-
     def __init__(self, order: StartUp, forks: Forks) -> None:
-        """Start it; it isn't ready yet. Raises ProcessLostError if that can't be done."""
+        """Start the process; it isn't ready yet. Raises ProcessLostError."""
         self._socket, theirs = socket.socketpair()
         with theirs:
             try:
@@ -109,10 +94,7 @@ class ChildProcess:
 
     @contextlib.contextmanager
     def in_time(self, seconds: float) -> Iterator[Deadline]:
-        """Whatever is said to it inside of this ends in time: it is killed otherwise.
-
-        Raises ProcessHungError if that was necessary.
-        """
+        """Kill the process if the enclosed exchange takes longer, and raise ProcessHungError."""
         deadline = Deadline(seconds, self.kill)
         try:
             with deadline:
@@ -123,14 +105,14 @@ class ChildProcess:
             raise ProcessHungError("did not answer in time") from error
 
     def kill(self) -> None:
-        """End it at once, also if it is stopped; whoever talks to it sees it gone."""
+        """End it at once, even if stopped, and unblock its readers and writers."""
         self._signal(signal.SIGKILL)
-        # For the case that the kernel can't end it now: it may wait for a disk.
+        # The kernel may not be able to end it now: it may wait for a disk.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
-        """End it; whoever talks to it sees it gone. May be called twice."""
+        """End it and unblock its readers and writers. Idempotent."""
         self._signal(signal.SIGTERM)
         if not self._ended():
             self.kill()
@@ -140,7 +122,7 @@ class ChildProcess:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the connection, once nobody uses it any more. May be called twice."""
+        """Close the connection, once unused. Idempotent."""
         self.connection.close()
         self._socket.close()
         with self._closing:
@@ -155,7 +137,7 @@ class ChildProcess:
                     signal.pidfd_send_signal(self._pidfd, number)
 
     def _ended(self) -> bool:
-        """Whether it ends within seconds."""
+        """Wait for its end; return False after a time-out."""
         with self._closing:
             if self._closed:
                 return True

@@ -1,7 +1,7 @@
 """Chat templates that clients send (``--trust-request-chat-template``), rendered in a process.
 
-vLLM parses each on the event loop and renders it on the thread that all prompts need. Here either
-is done by :mod:`frontend.bounded.template_server`, within limits on time and memory.
+vLLM parses each on the event loop and renders it on the thread that all prompts need. Here
+:mod:`frontend.bounded.template_server` does both, within limits on time and memory.
 """
 
 from dataclasses import dataclass, replace
@@ -24,14 +24,14 @@ from frontend.bounded.work import BoundedWork
 COMMAND: Final = python_command("frontend.bounded.template_server")
 
 WAIT_S: Final = 10.0
-"""Seconds that a request waits for the templates of others."""
+"""Seconds that a request waits for earlier templates."""
 
 STAND_INS: Final = {
     "openai": "{% for message in messages %}{% for part in message['content'] %}"
     "{{ part['text'] }}{% endfor %}{% endfor %}",
     "string": "{% for message in messages %}{{ message['content'] }}{% endfor %}",
 }
-"""Templates that vLLM parses in the place of a client's, by the format that it finds in them."""
+"""Templates that vLLM parses instead of a client's, by the content format found in the latter."""
 
 RENDERED: Final = "mmrouter_prompt"
 _AS_RENDERED: Final = f"{{{{ {RENDERED} }}}}"
@@ -43,19 +43,16 @@ _OWN: Final = "mmrouter_template"
 
 @dataclass(frozen=True)
 class _Own:
-    """A client's template, on its way through vLLM's renderer. No JSON makes one."""
+    """A client's template on its way through vLLM's renderer. JSON can't produce this type."""
 
     template: str
 
 
 class ClientTemplates:
-    """Renders the chats that bring a template. For one renderer and one event loop."""
+    """Renders chats that bring a template. For one renderer and one event loop."""
 
     def __init__(self, renderer: HfRenderer, default: str | None) -> None:
-        """
-        Args:
-            default: the template of chats that bring none, if it is not the model's.
-        """
+        """``default`` is the template of other chats, if it is not the model's."""
         self._renderer = renderer
         self._default = default
         self._work = BoundedWork(COMMAND, "chat templates", WAIT_S)
@@ -65,31 +62,24 @@ class ClientTemplates:
         self._apply = renderer._apply_chat_template_async
 
     def take_over(self) -> None:
-        """Let no template of a client be parsed or rendered in this process."""
+        """Keep clients' templates from being parsed or rendered in this process."""
         replace_messages(self._renderer, self.render_now, self.render)
         replace_template(self._renderer, self._apply_template)
         self._work.start_soon()
 
     def close(self) -> None:
-        """End the process."""
         self._work.close()
 
     def render_now(self, messages: list[Any], params: ChatParams) -> tuple[list[Any], DictPrompt]:
-        """Render a chat that has no template of its own.
-
-        Raises:
-            VLLMValidationError: it has one, for which nobody can wait here.
+        """Render a chat without a template of its own. Raises VLLMValidationError if it has one,
+        since a synchronous caller can't wait for the process.
         """
         if self._template_of(params) is not None:
             raise VLLMValidationError("a chat template is not taken here: leave it out")
         return self._render_now(messages, params)
 
     async def render(self, messages: list[Any], params: ChatParams) -> tuple[list[Any], DictPrompt]:
-        """Render a chat, with the template that it brings.
-
-        Raises:
-            VLLMError: the template can't be rendered, or there is no time for it.
-        """
+        """Render a chat with its template. Raises VLLMError if that fails or takes too long."""
         template = self._template_of(params)
         if template is None:
             return await self._render_later(messages, params)
@@ -118,7 +108,7 @@ class ClientTemplates:
     async def _apply_template(
         self, model_config: Any, tokenizer: Any, conversation: list[Any], **options: Any
     ) -> Any:
-        """In the place of the renderer's own, which still makes tokens of a prompt if asked to."""
+        """Replace the renderer's method, which still tokenizes the prompt on request."""
         own = options.get(_OWN)
         if not isinstance(own, _Own):
             return await self._apply(model_config, tokenizer, conversation, **options)
@@ -147,7 +137,7 @@ class ClientTemplates:
 
 
 def take_templates(renderer: BaseRenderer, default: str | None) -> ClientTemplates | None:
-    """Take over the chats of a renderer; None if templates mean nothing to it."""
+    """Take over the chats of a renderer; return None if it uses no templates."""
     if not isinstance(renderer, HfRenderer):
         return None
     templates = ClientTemplates(renderer, default)

@@ -1,8 +1,8 @@
 """Tensors that a client sends instead of a medium: embeddings, and items processed elsewhere.
 
-vLLM finds out that embeddings (``--enable-mm-embeds``) don't fit their placeholders when they meet
-in the engine, and the engine ends. Its token-in, token-out route takes processed tensors with
-hashes: only hashes that this frontend made are believed.
+vLLM notices embeddings (``--enable-mm-embeds``) that don't fit their placeholders only in the
+engine, which ends. Its token-in, token-out route takes processed tensors with hashes: only hashes
+computed by this frontend are trusted.
 """
 
 from weakref import WeakValueDictionary
@@ -16,19 +16,13 @@ from common.identity import MmHash
 
 
 def are_embeds(modality: str, item: MultiModalKwargsItem) -> bool:
-    """Whether a client sent embeddings in place of a medium."""
+    """Return whether a client sent embeddings in place of a medium."""
     return f"{modality}_embeds" in item
 
 
 def check_embeds(feature: MultiModalFeatureSpec, width: int) -> None:
-    """Compare embeddings with their placeholders.
-
-    Args:
-        feature: a medium with its tensors; anything but embeddings passes.
-        width: of each, see :func:`common.vllm_compat.engine_settings.embeds_width`.
-
-    Raises:
-        RequestRejectedError: they are too few, too many, or of another width.
+    """Raise RequestRejectedError for embeddings that are too few, too many, or not ``width`` wide
+    (:func:`common.vllm_compat.engine_settings.embeds_width`). Other media pass.
     """
     if feature.data is None or not are_embeds(feature.modality, feature.data):
         return
@@ -46,14 +40,13 @@ def check_embeds(feature: MultiModalFeatureSpec, width: int) -> None:
 
 
 class HashedItems:
-    """Items whose hashes this frontend made, and not a client."""
+    """Items whose hashes this frontend computed, as long as they live."""
 
     def __init__(self) -> None:
         # By identity: they are mappings, so not hashable.
         self._items: WeakValueDictionary[int, MultiModalKwargsItem] = WeakValueDictionary()
 
     def add(self, item: MultiModalKwargsItem) -> None:
-        """For as long as the item lives."""
         self._items[id(item)] = item
 
     def __contains__(self, item: MultiModalKwargsItem) -> bool:
@@ -61,7 +54,7 @@ class HashedItems:
 
 
 def content_hash(modality: str, item: MultiModalKwargsItem, algorithm: str) -> MmHash:
-    """A hash of processed tensors, about 1 ms for 2 MB."""
+    """Hash processed tensors: about 1 ms for 2 MB."""
     return MmHash(
         MultiModalHasher.hash_kwargs(algorithm, modality=modality, processed=item.get_data())
     )

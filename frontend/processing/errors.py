@@ -1,4 +1,4 @@
-"""What can go wrong with processing, beside media that are no good."""
+"""Errors of processing, besides unusable media."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,14 +9,14 @@ from common.errors import MmRouterError, causes
 from frontend.media_limits import RefusedError
 
 _VLLMS: Final = "Failed to apply "
-"""How vLLM's error begins where a Hugging Face processor raised one: with all of its arguments,
-and without the reason."""
+"""Prefix of vLLM's error for an exception in a Hugging Face processor: it has all arguments, but
+not the reason."""
 
 _MAX_REASON: Final = 300
 
 
 class ProcessingFailedError(MmRouterError):
-    """A medium could not be processed, through no fault that could be named to the user."""
+    """Processing failed without a cause to report to the user."""
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
 
@@ -28,7 +28,7 @@ class ProcessingFailedError(MmRouterError):
 
 
 class MediumTooCostlyError(MmRouterError):
-    """A medium takes far more memory than one of its size and pixels needs."""
+    """A medium takes far more memory than its size and pixels justify."""
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
 
@@ -60,21 +60,21 @@ def missing_package(error: BaseException) -> str | None:
 
 
 class NoPlaceError(MmRouterError):
-    """The prompt has nothing that could make way for one of its media."""
+    """The prompt has no placeholder for one of its media."""
 
     status = HTTPStatus.BAD_REQUEST
 
 
 class ProcessLostError(MmRouterError):
-    """A process that processes media ended by itself."""
+    """A media process ended by itself."""
 
 
 class ProcessHungError(MmRouterError):
-    """A process that processes media did not answer in time and was killed."""
+    """A media process missed its deadline and was killed."""
 
 
 class AbandonedError(MmRouterError):
-    """Work was left undone because everybody who wanted it had gone."""
+    """Work was skipped because no request waits for it any more."""
 
 
 @contextmanager

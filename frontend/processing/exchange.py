@@ -1,4 +1,4 @@
-"""One batch, said to one process: what it decodes is counted, what it makes gets a place."""
+"""Exchange of one batch with one process: count its decoded pixels, place its results."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -35,17 +35,13 @@ from frontend.processing.store import ArenaStore, ProcessedStore
 
 
 class Exchange:
-    """What is said to any process about any batch. For any thread."""
+    """Exchanges of batches with any process. Thread-safe."""
 
     def __init__(
         self, store: ProcessedStore, hf_runs: HfProcessorRuns, decoding: Budget, timeout_s: float
     ) -> None:
-        """
-        Args:
-            store: keeps what processes make; the arena that they write to is its own.
-            hf_runs: counts their runs of the HF processor.
-            decoding: budget of the pixels that they decode.
-            timeout_s: within which a process answers, without what its pixels take.
+        """The processes write to the arena of ``store`` and answer within ``timeout_s``, extended
+        for pixels. ``decoding`` is the budget of their pixels.
         """
         self._store = store
         self._hf_runs = hf_runs
@@ -55,17 +51,14 @@ class Exchange:
     def run(
         self, process: ChildProcess, batch: Batch, allowance: RequestAllowance
     ) -> list[Processed]:
-        """Have a process work on a batch: one item for each medium, in order.
-
-        Args:
-            allowance: of the request whose batch it is.
+        """Process a batch in a process: one item for each medium, in order.
 
         Raises:
             MediaError: a limit or a decoder refuses a medium.
-            OverloadedError: there is no room for what it decodes to at this moment.
+            OverloadedError: no room for its decoded pixels now.
             ValueError: vLLM refuses it.
-            ProcessingFailedError: an error of ours.
-            ProcessHungError: it did not answer in time, and is killed.
+            ProcessingFailedError: an internal error.
+            ProcessHungError: it missed its deadline and was killed.
             EOFError, OSError: it is gone.
         """
         answer = self._results(process, batch, allowance)
@@ -82,7 +75,7 @@ class Exchange:
     def _results(
         self, process: ChildProcess, batch: Batch, allowance: RequestAllowance
     ) -> Results | BatchFailed:
-        """What the process makes of a batch, if there is room for what it decodes."""
+        """Return the process's answer, granting pixels while the budgets allow."""
         connection = process.connection
         taken = 0
         try:
@@ -110,7 +103,7 @@ class Exchange:
         items: Sequence[Result],
         rooms: Sequence[ReservedSegment | Lease | NoRoom],
     ) -> dict[int, list[bytearray]]:
-        """Have the items written to where there is room; the buffers of the others."""
+        """Have the items written to their places; return the buffers of the others."""
         connection = process.connection
         with process.in_time(self._timeout_s):
             connection.send(Offsets([_offset(room) for room in rooms]))
@@ -126,12 +119,12 @@ class Exchange:
     def _rooms(
         self, items: Sequence[Result], stack: ExitStack
     ) -> list[ReservedSegment | Lease | NoRoom]:
-        """Find a place for each item. What an error leaves reserved is given up."""
+        """Find a place for each item. ``stack`` frees uncompleted reservations after an error."""
         if not isinstance(self._store, ArenaStore):
             return [NoRoom.SEND] * len(items)
         rooms: dict[int, ReservedSegment | Lease | NoRoom] = {}
         first: dict[str, int] = {}
-        # In an order that all threads share, since they wait for each other's items.
+        # Sorted, to avoid deadlocks: threads wait for each other's items.
         for index in sorted(range(len(items)), key=lambda index: items[index].mm_hash):
             item = items[index]
             if item.mm_hash in first:

@@ -1,6 +1,6 @@
-"""Where processes for media come from: a fork server, started again if it dies.
+"""Supply of media processes: a fork server, restarted if it dies.
 
-For any number of threads. Every wait for it has an end.
+Thread-safe. Every wait has a deadline.
 """
 
 import contextlib
@@ -14,31 +14,27 @@ from frontend.media_processes import FORK
 from frontend.processing.errors import ProcessLostError
 
 COMMAND: Final = python_command("frontend.media_processes.fork_server")
-"""Starts the fork server, with the module that children run and its end of a socket pair."""
+"""Starts the fork server; its arguments are the children's module and its end of a socket pair."""
 
 MODULE: Final = "frontend.processing.child"
-"""What processes run: its ``main`` gets the descriptor of a process's end."""
+"""Module of the children: its ``main`` gets the descriptor of a process's end."""
 
 START_S: Final = 120.0
-"""Seconds within which it has imported what children need, and forked."""
+"""Time-out in seconds for its imports and for each fork."""
 
 _STOP_S: Final = 2.0
 
 
 @dataclass(frozen=True)
 class Forked:
-    """A process that was forked.
-
-    Attributes:
-        pidfd: belongs to whoever has this.
-    """
+    """A forked process. The holder owns the pidfd."""
 
     pid: int
     pidfd: int
 
 
 class Forks:
-    """Forks processes for media. They outlive it, and end with this process."""
+    """Forks media processes. They outlive this object, and end with this process."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
@@ -47,13 +43,8 @@ class Forks:
         self._closed = False
 
     def fork(self, theirs: socket.socket) -> Forked:
-        """Fork one. The first takes seconds: not on the event loop.
-
-        Args:
-            theirs: its end of a connection.
-
-        Raises:
-            ProcessLostError: it can't be had, or not in time.
+        """Fork a process with its end of a connection. The first takes seconds: not on the event
+        loop. Raises ProcessLostError on failure or time-out.
         """
         if not self._turn.acquire(timeout=START_S):
             raise ProcessLostError(_late())
@@ -66,14 +57,14 @@ class Forks:
             self._turn.release()
 
     def refuse(self) -> None:
-        """Fork no more; whoever waits for a fork gets an error."""
+        """Stop forking; callers that wait for a fork get an error."""
         with self._changing:
             self._closed = True
             if self._server is not None:
                 self._server.leave()
 
     def close(self) -> None:
-        """After :meth:`refuse`, and when the processes have ended, which the server reaps."""
+        """End the server, after :meth:`refuse` and the end of the processes, which it reaps."""
         with self._turn:
             if self._server is not None:
                 self._server.process.reap(_STOP_S)
@@ -90,7 +81,7 @@ class Forks:
             return self._server
 
     def _forget(self) -> None:
-        """Only in one's turn: nobody else uses it then."""
+        """Drop the server; the caller must hold the turn."""
         with self._changing:
             if self._server is not None:
                 self._server.process.end(_STOP_S)
@@ -98,8 +89,6 @@ class Forks:
 
 
 class _Server:
-    """One run of it."""
-
     def __init__(self) -> None:
         try:
             self.process = SpawnedProcess(
@@ -122,7 +111,7 @@ class _Server:
         return Forked(int(answer), pidfds[0])
 
     def leave(self) -> None:
-        """Whoever waits for it sees it gone; it goes with its last child."""
+        """Unblock its callers. It ends with its last child."""
         with contextlib.suppress(OSError):
             self.process.socket.shutdown(socket.SHUT_RDWR)
 

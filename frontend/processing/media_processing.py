@@ -1,8 +1,7 @@
-"""The processing of a prompt's media: each medium once, wherever it is done.
+"""Process a prompt's media, each medium once.
 
-For the place of the one method with which vLLM's renderer processes media. Once all of
-them are processed, vLLM puts the placeholders into the prompt as if it had found them in
-its cache.
+Replaces the method with which vLLM's renderer processes media. Once all are processed, vLLM places
+them into the prompt as if found in its cache.
 """
 
 import logging
@@ -49,10 +48,10 @@ from frontend.request_context import current_context, current_partition
 logger = logging.getLogger(__name__)
 
 _ANSWERED_BY_VLLM = (ValueError, TypeError, OverflowError, NotImplementedError)
-"""Its server has a 4xx, or a 501, for these."""
+"""Errors that vLLM's server answers with a 4xx or 501."""
 
 _LED_ASTRAY = (*MISLED_DECODER_ERRORS, ImportError, MemoryError)
-"""What processors raise when what a request says of its media makes no sense."""
+"""Errors of processors for a request's contradictory options."""
 
 
 MediaSources = Lru[MmHash, MediaSource]
@@ -60,7 +59,7 @@ MediaSources = Lru[MmHash, MediaSource]
 
 
 MAX_WAITING: Final = 256
-"""Requests whose media are processed or wait for it: seconds of work for any machine."""
+"""Requests with media in processing or queued: seconds of work for any machine."""
 
 
 class MediaProcessing:
@@ -76,15 +75,8 @@ class MediaProcessing:
         most_waiting: int = MAX_WAITING,
         sources: MediaSources | None = None,
     ) -> None:
-        """Changes nothing yet: :meth:`take_over` does.
-
-        Args:
-            renderer: of a model with media.
-            store: keeps what was processed.
-            backend: does the work.
-            decode: decodes a medium that vLLM has to see.
-            most_waiting: requests whose media may be under way at the same time.
-            sources: keeps media as fetched, if anyone wants them.
+        """Changes nothing before :meth:`take_over`. ``decode`` is for media that vLLM must see;
+        ``sources``, if given, keeps media as fetched.
         """
         self._renderer = renderer
         self._decode = decode
@@ -105,10 +97,8 @@ class MediaProcessing:
         """Whether media may come as :class:`DeferredMedium`."""
 
     def take_over(self, runs: HfProcessorRuns) -> None:
-        """Be the renderer's processing of media from now on. Once.
-
-        Args:
-            runs: counts what its processor does.
+        """Replace the renderer's media processing. Call once. ``runs`` counts its HF processor's
+        runs.
         """
         self._by_renderer.take_over(runs, self.process)
 
@@ -122,12 +112,11 @@ class MediaProcessing:
         *,
         skip_mm_cache: bool = False,
     ) -> Any:
-        """What the renderer's method of that name does, with the same arguments.
+        """Replace the renderer's method of that name, with the same arguments.
 
         Raises:
-            ValueError: a medium is no good; a 400.
-            VLLMError: of the status that the request should get: 429 if too many requests
-                wait for their media, 422 if processing broke.
+            ValueError: a medium is unusable; a 400.
+            VLLMError: 429 if too many requests wait for their media, 422 if processing failed.
         """
         options = MediaOptions(mm_processor_kwargs or {}, media_io_kwargs or {})
         mm_data = {
@@ -143,7 +132,8 @@ class MediaProcessing:
         except _ANSWERED_BY_VLLM:
             raise
         except _LED_ASTRAY as error:
-            # For a request's odd options vLLM's server has a 500, and our processes have this.
+            # vLLM's server would answer a request's odd options with a 500; process backends answer
+            # so.
             logger.exception("processing of media failed")
             failed: MmRouterError = ProcessingFailedError.about(str(error))
             if (package := missing_package(error)) is not None:
@@ -189,7 +179,7 @@ class MediaProcessing:
     async def _processed(
         self, media: Sequence[Shown | Kept], options: MediaOptions, partition: Partition
     ) -> list[tuple[str, Processed]]:
-        """All media of a prompt, each with its modality."""
+        """Return all media of a prompt, each with its modality."""
         shown = [each for each in media if isinstance(each, Shown)]
         obtained = await self._once.obtain(shown, options, partition)
         if self._sources is not None:
@@ -201,7 +191,7 @@ class MediaProcessing:
         ]
 
     async def _decoded(self, media: object) -> object:
-        """Media as vLLM wants them, deferred ones decoded."""
+        """Decode the deferred media."""
         if not isinstance(media, list):
             return media
         return [
@@ -212,13 +202,13 @@ class MediaProcessing:
         ]
 
     def clear(self) -> None:
-        """Process everything anew from now on."""
+        """Process all media anew from now on."""
         self._once.forget()
         self._named.forget()
         self._by_renderer.clear()
 
     async def close(self) -> None:
-        """Stop waiting for batches that are under way."""
+        """Stop waiting for batches under way."""
         await self._once.close()
 
 

@@ -1,10 +1,10 @@
-"""Chats of models with a Mistral tokenizer: their media are fetched once, under the media policy.
+"""Chats of models with a Mistral tokenizer: media are fetched once, under the media policy.
 
-vLLM passes such a chat to mistral_common with its addresses in it. mistral_common fetches each of
-them by itself, with no limit, follows redirects, and opens ``file:``. Only the size of a medium
-decides which tokens stand for it, so mistral_common gets the size of the decoded medium instead
-of an address. Its encoders refuse any other reference. It makes tokens at once, on the thread of
-all prompts, so a chat that is too long is refused before.
+vLLM passes such a chat with its addresses to mistral_common, which fetches each itself without
+limits, follows redirects, and opens ``file:``. Only the size of a medium decides its tokens, so
+mistral_common gets the size of the decoded medium instead of an address; its encoders refuse any
+other reference. It tokenizes at once, on the thread of all prompts, so a chat that is too long is
+refused before.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from frontend.processing.backends import Decodes
 from frontend.processing.tokenizing import Tokenizing, texts_in
 
 _SIZE: Final = "mmrouter size "
-"""How a size begins that stands for a medium: neither base64 nor an address."""
+"""Prefix of a size in place of a medium: neither base64 nor an address."""
 
 _MEDIA: Final = {"image_url": "image", "audio_url": "audio", "input_audio": "audio"}
 """Types of content parts that mistral_common knows -> vLLM's name of the modality."""
@@ -58,14 +58,8 @@ class MistralChat:
         decode: Decodes,
         threads: Executor,
     ) -> None:
-        """Change nothing yet: :meth:`take_over` does.
-
-        Args:
-            renderer: of any model with such a tokenizer: parts that vLLM passes over may have
-                addresses too.
-            tokenizing: knows how long a text may be.
-            decode: decodes a medium whose size is needed.
-            threads: in which decoded media are measured.
+        """Changes nothing before :meth:`take_over`. Even a model without media needs this: parts
+        that vLLM ignores may have addresses too. ``threads`` measure decoded media.
         """
         assert isinstance(renderer, MistralRenderer), "a Mistral tokenizer with another renderer"
         self._renderer = renderer
@@ -75,7 +69,7 @@ class MistralChat:
         self._by_vllm = renderer.render_messages
 
     def take_over(self) -> None:
-        """Render the renderer's chats from now on. Once."""
+        """Render the renderer's chats from now on. Call once."""
         instruct = self._renderer.get_tokenizer().instruct
         if instruct.image_encoder is not None:
             instruct.image_encoder = SizedPictures(instruct.image_encoder)
@@ -86,9 +80,8 @@ class MistralChat:
     def render_text(
         self, messages: Sequence[Mapping[str, Any]], params: ChatParams
     ) -> tuple[list[Any], DictPrompt]:
-        """Do the same for vLLM's synchronous callers, which can't wait for media.
-
-        Raises VLLMValidationError if the chat has media, VLLMError if it is too long; 400.
+        """Render for vLLM's synchronous callers, which can't wait for media. Raises
+        VLLMValidationError for media, VLLMError for a long chat; 400.
         """
         texts = _with_sizes([_listed(message) for message in messages], {})
         self._check_length(texts, params)
@@ -97,11 +90,11 @@ class MistralChat:
     async def render(
         self, messages: Sequence[Mapping[str, Any]], params: ChatParams
     ) -> tuple[list[Any], DictPrompt]:
-        """Return a chat's conversation and prompt, as the method of that name of vLLM's renderer.
+        """Return a chat's conversation and prompt, as the renderer's method of that name.
 
         Raises:
             VLLMValidationError, ValueError: vLLM or mistral_common refuses the chat; 400.
-            VLLMError: a medium can't be had; its status is the error's.
+            VLLMError: a medium is unavailable, with the error's status.
         """
         messages = [_listed(message) for message in messages]
         conversation, mm_data, mm_uuids = await parse_chat_messages_async(
@@ -137,7 +130,7 @@ class MistralChat:
         self._tokenizing.check_length(*texts_in([messages, tools]))
 
     async def _size(self, modality: str, medium: Any) -> str:
-        """Return what stands for a medium in the chat."""
+        """Return the text that replaces a medium in the chat."""
         if isinstance(medium, DeferredMedium):
             try:
                 medium = await self._decode(medium.content, medium.media_io)
@@ -155,7 +148,7 @@ class MistralChat:
 
     def _measured(self, modality: str, medium: Any) -> str:
         allow(seconds_to_process(medium))
-        # As the model's processor sees the medium: resampled, for one.
+        # Measure what the model's processor sees: resampled sound, for example.
         info = self._renderer.get_mm_processor().info
         items = info.parse_mm_data({modality: [medium]})[modality]
         match items:
@@ -168,15 +161,14 @@ class MistralChat:
 
 
 class SizedPictures(ImageEncoder):
-    """mistral_common's encoder of pictures, which gets a size where an address would stand."""
+    """mistral_common's encoder of pictures, given a size in place of an address."""
 
     def __init__(self, original: ImageEncoder) -> None:
         super().__init__(original.image_config, original.special_ids)
 
     def __call__(self, content: ImageChunk | ImageURLChunk) -> ImageEncoding:
-        """Return the tokens of a picture; its pixels if it comes with them, as from vLLM.
-
-        Raises ValueError for an address.
+        """Return a picture's tokens, with its pixels if vLLM passed them. Raises ValueError for an
+        address.
         """
         if isinstance(content, ImageChunk):
             return super().__call__(content)
@@ -188,15 +180,14 @@ class SizedPictures(ImageEncoder):
 
 
 class SizedSounds(AudioEncoder):
-    """mistral_common's encoder of sounds, which gets a number of samples for an address."""
+    """mistral_common's encoder of sounds, given a number of samples in place of an address."""
 
     def __init__(self, original: AudioEncoder) -> None:
         super().__init__(original.audio_config, original.special_ids)
 
     def __call__(self, content: AudioChunk | AudioURLChunk) -> AudioEncoding:
-        """Return the tokens of a sound; its samples if it comes with them, as from vLLM.
-
-        Raises ValueError for an address.
+        """Return a sound's tokens, with its samples if vLLM passed them. Raises ValueError for an
+        address.
         """
         if isinstance(content, AudioChunk):
             given = content.input_audio
@@ -230,9 +221,8 @@ def _listed(message: Mapping[str, Any]) -> dict[str, Any]:
 def _with_sizes(
     messages: Sequence[Mapping[str, Any]], sizes: Mapping[str, Sequence[str]]
 ) -> list[dict[str, Any]]:
-    """Return the messages with a size in place of each medium.
-
-    Raises VLLMValidationError for content that vLLM and mistral_common take for different things.
+    """Replace each medium by its size. Raises VLLMValidationError for content that vLLM and
+    mistral_common interpret differently.
     """
     coming = {modality: iter(each) for modality, each in sizes.items()}
     written = [

@@ -1,8 +1,8 @@
 """Step 1 of a request: rendering.
 
-Builds vLLM's renderer and input processor from a card on a machine without a GPU,
-and turns a rendered prompt into what the later steps work on. The renderer itself
-runs inside vLLM's serving code, on its own thread pool.
+Builds vLLM's renderer and input processor from a card without a GPU, and turns a rendered prompt
+into the input of later steps. The renderer itself runs in vLLM's serving code, on its own thread
+pool.
 """
 
 import asyncio
@@ -67,16 +67,15 @@ SOURCES_BYTES: Final = 1 << 30
 
 @dataclass(frozen=True)
 class MediaItem:
-    """One media item of a prompt, processed.
+    """One processed media item of a prompt.
 
     Attributes:
-        part: its place in the prompt.
         identifier: its name in block hashes.
-        num_embeds: embeddings its encoder produces, the cost of encoding it.
+        num_embeds: embeddings from its encoder, the cost of encoding it.
         nbytes: size of its tensors.
-        source: the medium before processing, if it is kept.
+        source: the medium before processing, if kept.
         item: the tensors. Shared with the processor cache: never changed.
-        by_client: whether a client made the tensors, or embeddings, or chose how they are made.
+        by_client: whether a client sent the tensors or embeddings, or chose how they are made.
     """
 
     part: MediaPart
@@ -90,12 +89,12 @@ class MediaItem:
 
 @dataclass(frozen=True)
 class ProcessedPrompt:
-    """A prompt as every later step needs it. Media are sorted by position.
+    """A prompt as later steps need it. Media are sorted by position.
 
     Attributes:
-        token_ids: of a prompt of embeddings alone as many zeros as it has, as in vLLM's answers.
+        token_ids: zeros, one per row, for a prompt of embeddings alone, as in vLLM's answers.
         prompt_embeds: a row for each token, if the prompt has embeddings.
-        prompt_is_token_ids: which tokens are some, if the others are embeddings.
+        prompt_is_token_ids: marks plain tokens among embeddings.
     """
 
     token_ids: list[int]
@@ -108,17 +107,17 @@ class ProcessedPrompt:
 
     @property
     def tokens_sent(self) -> list[int] | None:
-        """What an engine is sent as tokens: none if the prompt is embeddings alone."""
+        """Tokens for the engine; None for a prompt of embeddings alone."""
         alone = self.prompt_embeds is not None and self.prompt_is_token_ids is None
         return None if alone else self.token_ids
 
     @property
     def has_client_tensors(self) -> bool:
-        """Whether a client had a say in some of the tensors, which an engine may end with."""
+        """Whether a client influenced tensors, which may end an engine."""
         return self.prompt_embeds is not None or any(media.by_client for media in self.media)
 
     def items(self) -> Mapping[MmHash, MediaItem]:
-        """The distinct media items by hash: an image shown twice is one item."""
+        """Return the distinct media items by hash: an image shown twice is one item."""
         return {media.part.mm_hash: media for media in self.media}
 
 
@@ -138,14 +137,9 @@ class Preprocessor:
         """Load tokenizer and processor. Takes seconds: not on the event loop.
 
         Args:
-            card: the fleet's contract.
-            serve_args: vLLM's own API server arguments; model arguments in it are
-                replaced by the card's.
-            loader: gets media, and has the limits on decoding them.
+            serve_args: vLLM's API server arguments; the card replaces model arguments.
             arena: keeps processed media; without it they are kept in private memory.
-            settings: where media are processed, and how many may wait for it.
-            keep_sources: keep media as fetched beside their tensors, for workers that
-                process them themselves.
+            keep_sources: keep media as fetched too, for workers that process them themselves.
 
         Raises:
             ConfigurationError: the model's files can't be read here, or the processes don't start.
@@ -214,7 +208,6 @@ class Preprocessor:
 
     @property
     def model_config(self) -> ModelConfig:
-        """vLLM's configuration of the model."""
         return self.vllm_config.model_config
 
     async def process(
@@ -224,18 +217,17 @@ class Preprocessor:
         request_id: str,
         lora_request: LoRARequest | None,
     ) -> ProcessedPrompt:
-        """Validate a rendered prompt and sort its media by position.
+        """Validate a rendered prompt and sort its media by position, on the renderer's pool.
 
-        Runs on the renderer's pool. What the client says of other servers is dropped from the
-        parameters. Raises what vLLM's ``process_inputs`` raises,
-        which vLLM's server turns into a 4xx, and RequestRejectedError for embeddings that
-        would end an engine and for media that are only named, by a hash or to an encoder, and
-        ThreadStuckError if a thread does not come back from hashing what the client sent.
+        Drops the client's transfer parameters. Raises the errors of vLLM's ``process_inputs``,
+        which its server answers with a 4xx; RequestRejectedError for embeddings that would end an
+        engine, and for media named only by a hash or to an encoder; and ThreadStuckError if hashing
+        the client's data takes too long.
         """
         prompt = await self._with_own_hashes(prompt, encoded=names_encoder(params))
         drop_transfer_params(params)
         await self._structures.check(params)
-        # Which adapters there are the workers know; the configuration here has none.
+        # Only workers know the adapters; the configuration here has none.
         request: EngineCoreRequest = await self.input_processor.process_inputs_async(
             request_id, prompt, params, self.tasks
         )
@@ -257,12 +249,11 @@ class Preprocessor:
         )
 
     async def _with_own_hashes(self, prompt: EngineInput, *, encoded: bool) -> EngineInput:
-        """A prompt in whose media nobody but us, or their content, had a say on their hashes.
+        """Replace media hashes that this frontend did not compute by content hashes: vLLM's
+        token-in, token-out route (``--enable-scale-out``) takes hashes from clients.
 
-        vLLM's token-in, token-out route (``--enable-scale-out``) takes hashes from clients.
-
-        Args:
-            encoded: by another server, as the client says: to vLLM media need not be whole then.
+        ``encoded`` if the client names another server as encoder: vLLM then accepts incomplete
+        media.
         """
         if prompt["type"] == "enc_dec":
             decoder = await self._with_own_hashes(prompt["decoder_prompt"], encoded=encoded)
@@ -329,12 +320,11 @@ class Preprocessor:
 
     @property
     def defers(self) -> bool:
-        """Whether media may come to it as :class:`frontend.fetch.DeferredMedium`."""
+        """Whether media may be passed as :class:`frontend.fetch.DeferredMedium`."""
         return self._processing is not None and self._processing.defers
 
     @property
     def tokenizer(self) -> TokenizerLike | None:
-        """The model's; None without one."""
         return self.renderer.tokenizer
 
     def clear_media(self) -> None:
@@ -343,7 +333,6 @@ class Preprocessor:
             self._processing.clear()
 
     async def close(self) -> None:
-        """Stop the renderer's threads and the processes."""
         if self._processing is not None:
             await self._processing.close()
         if self._pool is not None:
@@ -357,14 +346,14 @@ class Preprocessor:
 
 
 def _take_over_mistral(renderer: BaseRenderer, tokenizing: Tokenizing, loader: MediaLoader) -> None:
-    # Here, since mistral_common takes a second to be imported, and most models do without.
+    # Imported here, since mistral_common takes a second, and most models do without.
     from frontend.processing.mistral_chat import MistralChat
 
     MistralChat(renderer, tokenizing, loader.decode, loader.pool).take_over()
 
 
 def _said_to_the_decoder(prompt: EngineInput) -> EngineInput:
-    """Where vLLM has tokens and media. The tokens of an encoder are for its checks."""
+    """Return the part with vLLM's tokens and media. An encoder's tokens are for its checks."""
     return prompt["decoder_prompt"] if prompt["type"] == "enc_dec" else prompt
 
 

@@ -1,15 +1,15 @@
-"""Media that come with their content, each processed once for all who show it.
+"""Single-flight processing of media that come with their content.
 
-What is kept is used; what is in flight for another request, or in another process of this
-frontend, is waited for; the rest is processed in batches.
+Kept media are reused; media in flight for another request, or in another process of this frontend,
+are awaited; the rest is processed in batches.
 
-Why this is not the ``SingleFlight`` of ``frontend/fetch/``, whose calls are a coroutine each:
+``SingleFlight`` of ``frontend/fetch/``, whose calls are a coroutine each, does not fit:
 
 - A batch carries many keys. They land together, or each by itself if the batch fails.
-- Whoever leaves last cancels a call there. A thread or a process that is at a batch can't be
-  cancelled, and what it makes is kept: who comes now still joins. Only a batch that has not
-  begun is left undone. That is found out where it would begin, off the event loop, so somebody
-  may come between that and its landing; then it goes off again.
+- There the last caller to leave cancels a call. A thread or process at work on a batch can't be
+  cancelled, and its results are kept, so later requests still join. Only a batch that has not begun
+  is skipped. That is decided off the event loop where it would begin, so a request may join between
+  that and its landing; then the batch starts again.
 """
 
 import asyncio
@@ -40,60 +40,45 @@ from frontend.processing.store import ArenaStore, ProcessedStore
 logger = logging.getLogger(__name__)
 
 HASHES_KEPT: Final = 100_000
-"""Media whose hash is known by what they are before they are decoded, so that a repeat needs no
-decoding."""
+"""Media whose hash is known before they are decoded, so that a repeat needs no decoding."""
 
 
 class SharedMedia:
-    """Asks the other processes of this frontend what they have, or are at, before a medium is
-    processed. For one event loop.
-    """
+    """Coordinates processing with the other processes of this frontend. For one event loop."""
 
     def __init__(self, directory: MediaClaims, store: ArenaStore) -> None:
-        """
-        Args:
-            store: over the arena of the directory.
-        """
+        """``store`` must be over the arena of the directory."""
         self._directory = directory
         self._store = store
 
     async def claim(self, key: Hashable) -> Processed | None:
-        """A medium that is kept, or None if it is to be processed here: then :meth:`landed` must
-        follow. Waits for the process that is at it.
+        """Wait for another process's result and return it. Return None if the medium is to be
+        processed here: then :meth:`landed` must follow.
 
-        Who claims several does so in the order of :meth:`order`, or two could wait for each other.
+        Claim several in the order of :meth:`order`, to avoid deadlocks.
         """
         name = key_name(key)
         lease = None if name is None else await self._directory.claim(name)
         return None if lease is None else self._store.view(lease)
 
     def landed(self, key: Hashable, mm_hash: MmHash | None) -> None:
-        """A medium was processed here.
-
-        Args:
-            mm_hash: its hash; None if nothing came of it.
-        """
+        """Report that a medium was processed here; None if that failed."""
         name = key_name(key)
         if name is not None:
             self._directory.landed(name, mm_hash)
 
     @staticmethod
     def order(key: Hashable) -> bytes:
-        """Equal in all processes."""
+        """Return a sort key that is equal in all processes."""
         return key_name(key) or b""
 
 
 _FOR_USERS = (MmRouterError, ValueError, VLLMClientError, *MISLED_DECODER_ERRORS)
-"""Errors that say what is wrong with a medium, and those that they came from."""
+"""Errors that describe a fault of a medium, and their causes."""
 
 
 class _Flight:
-    """One medium being processed, for everybody who wants it.
-
-    Attributes:
-        waiters: how many do, at this moment.
-        outcome: what comes of it.
-    """
+    """One medium in flight, with the number of its waiters."""
 
     def __init__(self) -> None:
         self.waiters = 0
@@ -102,16 +87,13 @@ class _Flight:
 
 
 class Flights:
-    """The flights of one frontend, by key. For one event loop."""
+    """Media in flight, by key. For one event loop."""
 
     def __init__(
         self, backend: Backend, hashes: Lru[Hashable, MmHash], shared: SharedMedia | None = None
     ) -> None:
-        """
-        Args:
-            backend: does the work.
-            hashes: is told the hash of whatever lands.
-            shared: what other processes of this frontend have or are at, if there are any.
+        """``hashes`` receives the hash of each result; ``shared`` is for frontends of several
+        processes.
         """
         self._backend = backend
         self._hashes = hashes
@@ -120,7 +102,7 @@ class Flights:
         self._running: set[asyncio.Task[None]] = set()
 
     def board(self, keys: Iterable[Hashable]) -> "Seats":
-        """Join what is in flight, and make flights for the rest, which the caller must begin."""
+        """Join flights, and create those that are missing, which the caller must begin."""
         seats = Seats()
         for key in keys:
             flight = self._flights.get(key)
@@ -135,17 +117,15 @@ class Flights:
         return seats
 
     def begin(self, batch: Batch, keys: Sequence[Hashable], turns: asyncio.Semaphore) -> None:
-        """Process a batch of media whose flights wait for it, in their order.
-
-        Args:
-            turns: of the request's batches, so that few of many are decoded ahead of the rest.
+        """Process a batch for the flights of ``keys``, in their order. ``turns`` belongs to the
+        request: it limits how many of its batches are decoded ahead of others.
         """
         task = asyncio.create_task(self._in_turn(batch, keys, turns))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
     async def close(self) -> None:
-        """Stop waiting for batches that are under way."""
+        """Stop waiting for batches under way."""
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
@@ -157,7 +137,7 @@ class Flights:
             await self._run(batch, keys)
 
     async def _run(self, batch: Batch, keys: Sequence[Hashable], *, again: bool = False) -> None:
-        """Process a batch and land its flights, whatever happens."""
+        """Process a batch and land its flights in any case."""
         flights = [self._flights[key] for key in keys]
 
         def abandoned() -> bool:
@@ -186,7 +166,8 @@ class Flights:
             if len(keys) == 1 or isinstance(error, (RequestLimitError, OverloadedError)):
                 self._land(keys, [error] * len(keys))
             else:
-                # Not all of them need be at fault, and others may wait for the rest.
+                # Retry one by one: not all need be at fault, and other requests may wait for the
+                # rest.
                 for medium, key in zip(batch.media, keys, strict=True):
                     alone = dataclasses.replace(batch, media=[medium])
                     await self._run(alone, [key], again=True)
@@ -194,7 +175,9 @@ class Flights:
             self._land(keys, processed)
 
     async def _elsewhere(self, keys: Sequence[Hashable]) -> dict[Hashable, Processed]:
-        """What other processes have made, or are making. The rest nobody else begins."""
+        """Return results of other processes, waiting for those in progress. The rest is claimed
+        here.
+        """
         found: dict[Hashable, Processed] = {}
         if self._shared is not None:
             for key in sorted(keys, key=self._shared.order):
@@ -217,10 +200,9 @@ class Flights:
 
 
 class Seats(Released):
-    """One request's places in flights, which it leaves at the end of a ``with``.
+    """One request's places in flights, released at the end of a ``with``.
 
-    Attributes:
-        fresh: keys of the flights that were made for this request.
+    ``fresh`` has the keys of the flights created for this request.
     """
 
     def __init__(self) -> None:
@@ -233,19 +215,19 @@ class Seats(Released):
         self._boarded[key] = flight
 
     async def landed(self, key: Hashable) -> Processed:
-        """What comes of a medium. Raises what its processing raised."""
+        """Wait for a medium. Raises the error of its processing."""
         return await asyncio.shield(self._boarded[key].outcome)
 
     def release(self) -> None:
         for flight in self._boarded.values():
             flight.waiters -= 1
-        # An error refers to the frames that hold these seats, and a flight to the error: what
-        # both hold would wait for the garbage collector, and be missing in the budgets until then.
+        # Break a cycle: an error refers to the frames that hold these seats, and a flight to the
+        # error. Their memory would count in the budgets until garbage collection.
         self._boarded.clear()
 
 
 def _forget_frames(error: BaseException | None) -> None:
-    """Let go of what was decoded before an error: flights keep it until they are gone."""
+    """Drop the tracebacks, which hold decoded media for as long as a flight holds the error."""
     while error is not None and error.__traceback__ is not None:
         if not isinstance(error, _FOR_USERS):
             logger.error("processing of media failed", exc_info=error)
@@ -254,14 +236,11 @@ def _forget_frames(error: BaseException | None) -> None:
 
 
 class ProcessedOnce:
-    """What was processed, is, or will be. For one event loop."""
+    """Kept, in-flight and new results of processing. For one event loop."""
 
     def __init__(self, store: ProcessedStore, backend: Backend, max_tokens: int | None) -> None:
-        """
-        Args:
-            store: where the backend keeps what it makes.
-            backend: does the work.
-            max_tokens: the longest prompt; None if media do not count.
+        """The backend keeps its results in ``store``. ``max_tokens`` is the longest prompt; None if
+        media don't count.
         """
         self._store = store
         self._max_tokens = max_tokens
@@ -275,12 +254,12 @@ class ProcessedOnce:
     async def obtain(
         self, shown: Sequence[Shown], options: MediaOptions, partition: Partition
     ) -> list[Processed]:
-        """Media of one request, processed, in its order.
+        """Return the media of one request, processed, in its order.
 
         Raises:
-            VLLMClientError: a medium is refused; says which.
-            ValueError: a medium is no good; a 400.
-            RequestRejectedError: the media are longer than a prompt; what is left is not begun.
+            VLLMClientError: a medium is refused; names it.
+            ValueError: a medium is unusable; a 400.
+            RequestRejectedError: the media exceed a prompt; remaining batches are not begun.
             MmRouterError: other errors.
         """
         times = Counter(each.key for each in shown)
@@ -314,7 +293,6 @@ class ProcessedOnce:
         return [found[each.key] for each in shown]
 
     async def close(self) -> None:
-        """Stop waiting for what is being processed."""
         await self._flights.close()
 
     def forget(self) -> None:
@@ -335,7 +313,7 @@ class ProcessedOnce:
                 raise for_user(error, shown.place) from error
         except MediaError as error:
             raise for_user(error, shown.place) from error
-        # The request that it was begun for may not have it; this one may.
+        # The limit belongs to the other request; this one may have it.
         (again,) = await self.obtain([shown], options, partition)
         return again
 
@@ -346,11 +324,10 @@ decoded, and media of other requests come in between. All at once would take lon
 processor puts their tensors together, in memory that is new each time.
 
 A sound or a film is a batch by itself, since only its processing tells how many tokens it has: if
-they are too many for a prompt, those after it are not begun.
-"""
+they are too many for a prompt, those after it are not begun."""
 
 _AHEAD = 2
-"""Batches of a request that are decoded, or are being decoded, beyond those that are processed."""
+"""Batches of a request decoded, or in decoding, beyond those that are processed."""
 
 
 def _too_long(tokens: int, max_tokens: int) -> RequestRejectedError:
@@ -361,7 +338,7 @@ def _too_long(tokens: int, max_tokens: int) -> RequestRejectedError:
 
 
 def _spread(shown: Sequence[Shown], width: int) -> Iterator[list[Shown]]:
-    """Batches of each modality, as many as can be worked on at the same time or more."""
+    """Yield batches of each modality, at least as many as run concurrently if possible."""
     by_modality: dict[str, list[Shown]] = {}
     for each in shown:
         by_modality.setdefault(each.modality, []).append(each)

@@ -1,10 +1,10 @@
 """Media of a prompt: shown, or only named by a client (``uuid``).
 
-vLLM takes the name for the medium's hash: whoever knows it finds what anybody showed under
-it, and whatever else comes under that name is not looked at. Here a name is its API key's
-own, within a ``cache_salt``, and it is no hash: media are always known by what they are.
-What comes under a name is processed and hashed like any other medium, and the name alone
-stands for the last that came under it, while that is kept.
+vLLM takes the name for the medium's hash: a client that knows it gets the medium shown under it,
+and later media under that name are ignored. Here a name belongs to its API key within a
+``cache_salt`` and is no hash: media are identified by content. A medium shown under a name is
+processed and hashed like any other. The name alone stands for the last medium shown under it, while
+that is kept.
 """
 
 import asyncio
@@ -24,30 +24,25 @@ from frontend.processing.store import ArenaStore, ProcessedStore
 from frontend.request_context import Tenant
 
 MediaData: TypeAlias = Mapping[str, Any]
-"""vLLM's: for each modality a list of its media, None where one is only named. Embeddings may
-be a single tensor instead of a list."""
+"""vLLM's: for each modality a list of its media, None where one is only named. Embeddings may be a
+single tensor instead of a list."""
 
 Place: TypeAlias = tuple[str, int]
-"""Of a medium in a prompt: its modality, and which of that."""
+"""Position of a medium in a prompt: modality, and index within it."""
 
 ByPlace: TypeAlias = Mapping[Place, Processed]
-"""The media of a prompt that are only named, and are kept."""
+"""Kept media of a prompt that are only named."""
 
 NAMES_PER_TENANT: Final = 10_000
-"""Names remembered for an API key; the one used longest ago goes first."""
+"""LRU limit of names remembered for an API key."""
 
 Uuids = Mapping[str, Sequence[str | None]]
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A medium that comes with its content.
-
-    Attributes:
-        key: equal for media that are processed alike.
-        modality: vLLM's name of it.
-        medium: what to process.
-        place: where it came from, as the user may read it.
+    """A medium that comes with its content. ``key`` is equal for media that are processed alike;
+    ``place`` describes its origin to the user.
     """
 
     key: Hashable
@@ -58,29 +53,22 @@ class Shown:
 
 @dataclass(frozen=True)
 class Kept:
-    """A medium that is only named.
-
-    Attributes:
-        modality: vLLM's name of it.
-        processed: what the name stands for.
-    """
+    """A medium that is only named, and kept."""
 
     modality: str
     processed: Processed
 
 
 def listed(media: Any) -> list[Any]:
-    """The media of a modality one by one; none if it is embeddings in a single tensor."""
+    """Return the media of a modality one by one; none if it is embeddings in a single tensor."""
     return media if isinstance(media, list) else []
 
 
 def media_apart(
     mm_data: MediaData, named: ByPlace, options: MediaOptions
 ) -> list[Shown | Kept] | None:
-    """A prompt's media one by one, or None if some of them can't be processed apart.
-
-    That is so for embeddings, and for the sound of a video, which some models process
-    together with its pictures.
+    """Return a prompt's media one by one, or None if some can't be processed apart: embeddings, and
+    the sound of a video, which some models process together with its pictures.
     """
     if options.mm_processor_kwargs.get("use_audio_in_video"):
         return None
@@ -110,13 +98,8 @@ def _shown(modality: str, medium: DeferredMedium, options: Hashable | None, plac
 
 @dataclass(frozen=True)
 class Namespace:
-    """Where a request's names are looked up.
-
-    Attributes:
-        tenant: whose they are.
-        partition: of the request's salt.
-        options: of the request. Like vLLM's hashes of names, a name stands for a medium
-            processed in one way.
+    """Scope of a request's names. It includes the options: like vLLM's hashes of names, a name
+    stands for a medium processed in one way.
     """
 
     tenant: Tenant
@@ -124,7 +107,7 @@ class Namespace:
     options: MediaOptions
 
     def name(self, modality: str, uuid: str) -> bytes | None:
-        """A name of fixed length, None if the options can't be compared."""
+        """Return a name of fixed length, None if the options can't be compared."""
         try:
             # ASCII, so lone surrogates, which JSON can carry, do no harm.
             text = json.dumps([self.partition, modality, uuid, self.options], sort_keys=True)
@@ -134,7 +117,7 @@ class Namespace:
 
 
 def check_uuids(mm_uuids: Uuids | None) -> None:
-    """Raises ValueError if a name is no string; not all of vLLM's routes look."""
+    """Raise ValueError if a name is no string; not all of vLLM's routes check."""
     for modality, uuids in (mm_uuids or {}).items():
         if not all(uuid is None or isinstance(uuid, str) for uuid in uuids):
             raise ValueError(f"the uuid of a medium ({modality}) must be a string")
@@ -144,21 +127,15 @@ class NamedMedia:
     """Finds media by the names under which they were shown. For one event loop."""
 
     def __init__(self, store: ProcessedStore) -> None:
-        """
-        Args:
-            store: has the media.
-        """
         self._store = store
         self._names = MediaNames()
-        # Names are asked for where all processes of this frontend know them: what a client showed
-        # to one of them it may name to another.
+        # Shared by all processes of this frontend: a client may show a medium to one and name it to
+        # another.
         self._directory = store.directory if isinstance(store, ArenaStore) else None
 
     async def find(self, mm_data: MediaData, mm_uuids: Uuids, namespace: Namespace) -> ByPlace:
-        """What is kept of media that come without content.
-
-        Raises:
-            ValueError: nothing is kept under a name, or there is no name either; a 400.
+        """Return kept media that come without content. Raises ValueError (400) if a name is missing
+        or unknown.
         """
         found: dict[Place, Processed] = {}
         for modality, media in mm_data.items():
@@ -172,11 +149,7 @@ class NamedMedia:
     async def remember(
         self, hashes: Mapping[str, Sequence[str]], mm_uuids: Uuids, namespace: Namespace
     ) -> None:
-        """Which names the media of a prompt had.
-
-        Args:
-            hashes: of its media, for each modality in the order of the prompt.
-        """
+        """Remember the names of a prompt's media; ``hashes`` are in the order of the prompt."""
         for modality, of_modality in hashes.items():
             uuids = mm_uuids.get(modality) or []
             if len(uuids) == len(of_modality):
@@ -185,7 +158,7 @@ class NamedMedia:
                         await self._remember(namespace, modality, uuid, MmHash(mm_hash))
 
     def forget(self) -> None:
-        """Know no names any more."""
+        """Forget all names."""
         self._names.clear()
 
     async def _remember(

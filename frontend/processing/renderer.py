@@ -1,6 +1,6 @@
-"""vLLM's renderer for a card, on a machine without a GPU.
+"""vLLM's renderer for a card, without a GPU.
 
-The frontend has one, and so has each process that processes media for it.
+The frontend and each of its media processes have one.
 """
 
 from argparse import Namespace
@@ -21,20 +21,15 @@ from common.request_plane.card import ModelSettings, OutputSettings, WorkerCard
 from common.vllm_compat.engine_settings import apply_environment, model_settings
 
 NEEDS_MODEL_RUNNER = ("return_sampling_mask", "enable_trace_replay")
-"""Settings that vLLM's configuration refuses where it would run models by its older runner."""
+"""Settings that vLLM's configuration refuses with its older model runner."""
 
 
 def build_config(card: WorkerCard, serve_args: Namespace) -> VllmConfig:
-    """vLLM's configuration without a device, the way its GPU-less renderer makes it.
+    """Build vLLM's configuration without a device, as its GPU-less renderer does.
 
-    Args:
-        card: the fleet's contract.
-        serve_args: vLLM's own API server arguments; what is on the card is replaced.
-
-    Raises:
-        ConfigurationError: the model's files can't be read here, what the card says can't be
-            followed here, it contradicts the arguments, or the model needs code of its own that
-            the operator of this frontend does not trust.
+    The card replaces vLLM's arguments. Raises ConfigurationError if the model's files can't be read
+    here, the card can't be followed or contradicts the arguments, or the operator does not trust
+    the model's own code.
     """
     if card.model.trust_remote_code and not serve_args.trust_remote_code:
         raise ConfigurationError(
@@ -50,8 +45,8 @@ def build_config(card: WorkerCard, serve_args: Namespace) -> VllmConfig:
             f"worker {card.worker_id} serves {card.model.model}, "
             f"whose configuration can't be read on this machine: {error}"
         ) from error
-    # Selects the cache that keeps tensors: with a single API process vLLM assumes
-    # that an engine next to it keeps them, and returns None for a repeated image.
+    # Selects the cache that keeps tensors: with a single API process vLLM assumes that an engine
+    # next to it keeps them, and returns None for a repeated image.
     config.parallel_config._api_process_count = 2
     for name in NEEDS_MODEL_RUNNER:
         setattr(config.model_config, name, getattr(card.model, name))
@@ -81,7 +76,7 @@ def _make_config(card: WorkerCard, args: AsyncEngineArgs) -> VllmConfig:
 
 
 def _apply(card: WorkerCard, serve_args: Namespace) -> None:
-    """Put what the card says on vLLM's arguments and into this process."""
+    """Apply the card to vLLM's arguments and this process's environment."""
     given = serve_args.model_class_overrides or {}
     if given != card.model.model_class_overrides:
         raise ConfigurationError(
@@ -104,7 +99,7 @@ def _apply(card: WorkerCard, serve_args: Namespace) -> None:
 
 
 def _structured_outputs(card: WorkerCard, serve_args: Namespace) -> StructuredOutputsConfig:
-    """The worker's settings; a parser of the frontend's own if the worker has none."""
+    """Return the worker's settings, with the frontend's own parser if the worker has none."""
     own: StructuredOutputsConfig = serve_args.structured_outputs_config
     ours, theirs = serve_args.reasoning_parser or own.reasoning_parser, card.output.reasoning_parser
     if ours and theirs and ours != theirs:
@@ -122,7 +117,7 @@ def _structured_outputs(card: WorkerCard, serve_args: Namespace) -> StructuredOu
 
 
 def _reasoning(output: OutputSettings) -> ReasoningConfig | None:
-    """Without it vLLM refuses budgets for reasoning."""
+    """Return the reasoning settings, without which vLLM refuses budgets for reasoning."""
     if not (output.reasoning_parser or output.reasoning_end_str):
         return None
     return ReasoningConfig(
@@ -133,7 +128,7 @@ def _reasoning(output: OutputSettings) -> ReasoningConfig | None:
 
 
 def _check_equal(card: WorkerCard, made: ModelSettings) -> None:
-    """Whatever became different on the way would make answers silently wrong."""
+    """Raise ConfigurationError for a setting that changed: answers would be silently wrong."""
     for name in ModelSettings.model_fields:
         here, there = getattr(made, name), getattr(card.model, name)
         if here != there:
@@ -144,5 +139,5 @@ def _check_equal(card: WorkerCard, made: ModelSettings) -> None:
 
 
 def build_renderer(card: WorkerCard, serve_args: Namespace) -> BaseRenderer:
-    """Load tokenizer and processor: takes seconds. Arguments and errors as above."""
+    """Load tokenizer and processor: seconds. Arguments and errors of :func:`build_config`."""
     return renderer_from_config(build_config(card, serve_args))

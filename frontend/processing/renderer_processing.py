@@ -1,7 +1,6 @@
 """vLLM's own processing of a prompt's media, over our store and under our hashes.
 
-Takes the place of the renderer's, and calls it: on the renderer's one thread, for one
-prompt at a time.
+Wraps the renderer's method, on its one thread, for one prompt at a time.
 """
 
 import asyncio
@@ -46,9 +45,10 @@ class _AtHand(threading.local):
 
 
 class StoreCache(BaseMultiModalProcessorCache):
-    """Used by the renderer's one processing thread, for one request at a time.
+    """vLLM's processor cache over our store, for the renderer's one thread and one request at a
+    time.
 
-    A thread that was stuck may come back, beside the thread that took its place.
+    Items at hand are per thread: a stuck thread may return beside its replacement.
     """
 
     def __init__(self, store: ProcessedStore) -> None:
@@ -60,12 +60,8 @@ class StoreCache(BaseMultiModalProcessorCache):
 
     @contextmanager
     def request(self, at_hand: Iterable[Processed] = ()) -> Iterator[None]:
-        """What vLLM asks for within is one request's.
-
-        Nothing that it was told to be cached can be evicted until it has it.
-
-        Args:
-            at_hand: items of the request that need no processing.
+        """Scope vLLM's look-ups to one request, and hold its items, so that none reported as cached
+        is evicted before use. ``at_hand`` items need no processing.
         """
         self._at_hand.items = {each.mm_hash: each for each in at_hand}
         try:
@@ -74,7 +70,6 @@ class StoreCache(BaseMultiModalProcessorCache):
             self._at_hand.items = {}
 
     def is_cached_item(self, mm_hash: str) -> bool:
-        """Whether vLLM need not process it."""
         name = MmHash(mm_hash)
         self._total += 1
         if name not in self._at_hand.items:
@@ -88,7 +83,7 @@ class StoreCache(BaseMultiModalProcessorCache):
     def get_and_update_item(
         self, mm_item: MultiModalProcessorCacheInItem, mm_hash: str
     ) -> MultiModalProcessorCacheOutItem:
-        """The item: what is kept, or ``mm_item`` from now on."""
+        """Return the kept item, or keep ``mm_item``."""
         name = MmHash(mm_hash)
         kept = self._at_hand.items.get(name)
         if kept is None:
@@ -97,17 +92,15 @@ class StoreCache(BaseMultiModalProcessorCache):
         return kept.item, kept.prompt_updates
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
-        """Nothing: what is at hand is held."""
+        """Do nothing: items at hand are held."""
 
     def clear_cache(self) -> None:
-        """Answer no more with what was kept until now."""
         self._store.clear()
         self._at_hand.items = {}
         self._hits = self._total = 0
         self._last = CacheInfo(0, 0)
 
     def make_stats(self, *, delta: bool = False) -> CacheInfo:
-        """How often vLLM asked, and how often there was something."""
         now = CacheInfo(self._hits, self._total)
         if not delta:
             return now
@@ -116,25 +109,20 @@ class StoreCache(BaseMultiModalProcessorCache):
         return since
 
     def invalidate(self, mm_hash: str) -> None:
-        """Nothing: there is no second cache that could differ."""
+        """Do nothing: no second cache could differ."""
 
 
 _NO_PLACE: Final = re.compile(
     r"Failed to apply prompt replacement|Expected there to be \d+ prompt (placeholders|updates)"
 )
-"""How vLLM's own errors begin, for which its server has a 500."""
+"""Prefixes of vLLM's own errors, which its server answers with a 500."""
 
 
 class RendererProcessing:
-    """One renderer's method, and what it is told of each prompt."""
+    """One renderer's media processing, with hashes set for each prompt."""
 
     def __init__(self, renderer: BaseRenderer, store: ProcessedStore) -> None:
-        """Changes nothing yet: :meth:`take_over` does.
-
-        Args:
-            renderer: of a model with media.
-            store: keeps what was processed.
-        """
+        """Changes nothing before :meth:`take_over`."""
         self._renderer = renderer
         self._cache = StoreCache(store)
         self._hashing = _Hashing()
@@ -143,12 +131,7 @@ class RendererProcessing:
         self._executor = renderer._mm_executor
 
     def take_over(self, runs: HfProcessorRuns, process: MediaProcess) -> None:
-        """Have the renderer use our cache and hashes from now on. Once.
-
-        Args:
-            runs: counts what its processor does.
-            process: what it calls for a prompt's media.
-        """
+        """Make the renderer use our cache, hashes and ``process``. Call once."""
         patch_renderer(
             self._renderer,
             runs=runs,
@@ -160,10 +143,8 @@ class RendererProcessing:
     async def assemble(
         self, prompt: list[int], media: Sequence[tuple[str, Processed]], options: MediaOptions
     ) -> Any:
-        """vLLM's own assembly of a prompt whose media are all processed.
-
-        Args:
-            media: each with its modality, in the order of the prompt.
+        """Assemble a prompt by vLLM's own code. ``media`` are processed, with modality, in its
+        order.
         """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, self._assemble, prompt, media, options)
@@ -176,15 +157,8 @@ class RendererProcessing:
         named: ByPlace,
         partition: Partition,
     ) -> Any:
-        """vLLM's own processing of a prompt's media.
-
-        Args:
-            mm_data: decoded.
-            named: those of them that are only named.
-            partition: of the request.
-
-        Raises:
-            ValueError: vLLM refuses them.
+        """Process a prompt's media by vLLM's own code. ``mm_data`` are decoded, ``named`` those
+        only named. Raises ValueError if vLLM refuses them.
         """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
@@ -192,20 +166,18 @@ class RendererProcessing:
         )
 
     def clear(self) -> None:
-        """Answer vLLM no more with what was kept until now."""
         self._cache.clear_cache()
 
     def _assemble(
         self, prompt: list[int], media: Sequence[tuple[str, Processed]], options: MediaOptions
     ) -> Any:
-        # vLLM lets a medium be named rather than shown if it is cached, so all are named by
-        # their hashes.
+        # vLLM accepts a name instead of a cached medium, so all are named by their hashes.
         names: dict[str, list[MmHash]] = {}
         for modality, processed in media:
             names.setdefault(modality, []).append(processed.mm_hash)
 
         def known(_: ByContent, __: ProcessorInputs) -> dict[str, list[MmHash]]:
-            # What vLLM would make of names would depend on the request's options again.
+            # vLLM's hashes of names would depend on the request's options again.
             return {modality: list(hashes) for modality, hashes in names.items()}
 
         nothing = {modality: [None] * len(hashes) for modality, hashes in names.items()}
@@ -223,8 +195,8 @@ class RendererProcessing:
         allow(seconds_to_process(mm_data))
 
         def hashes(by_content: ByContent, inputs: ProcessorInputs) -> dict[str, list[MmHash]]:
-            # Never by names, of which vLLM has its own too: it numbers media if it need
-            # not know them again, but workers know the media of many frontends.
+            # Never by names. vLLM also has its own: it numbers media that it need not recognize,
+            # but workers know the media of many frontends.
             found = by_content(dataclasses.replace(inputs, mm_uuid_items=None))
             return {
                 modality: [
@@ -247,7 +219,7 @@ class RendererProcessing:
 
     @contextmanager
     def _hashed_by(self, hashes: Hashes) -> Iterator[None]:
-        """Let vLLM get one prompt's hashes from a function."""
+        """Make vLLM get one prompt's hashes from a function."""
         self._hashing.now = hashes
         try:
             yield
@@ -263,15 +235,14 @@ class RendererProcessing:
 
 
 class _Hashing(threading.local):
-    """Where the hashes of a thread's prompt come from. One that was stuck may come back, beside
-    the thread that took its place."""
+    """Source of hashes for a thread's prompt; per thread, since a stuck one may return."""
 
     now: Hashes | None = None
 
 
 @contextmanager
 def _placing() -> Iterator[None]:
-    """While vLLM puts media into a prompt. Raises NoPlaceError if that has no place for them."""
+    """Raise NoPlaceError if a prompt has no place for its media, while vLLM inserts them."""
     try:
         yield
     except (AssertionError, RuntimeError) as error:
@@ -284,7 +255,7 @@ def _placing() -> Iterator[None]:
 
 
 def _names(mm_data: MediaData, named: ByPlace) -> dict[str, list[MmHash | None]]:
-    """Of the modalities in which a medium is only named, as vLLM wants them: by its hash."""
+    """Return the hashes of modalities with named media, as vLLM wants them."""
     return {
         modality: [
             named[modality, index].mm_hash if (modality, index) in named else None

@@ -1,4 +1,4 @@
-"""The flags that say where media are processed, and where what comes of it is kept."""
+"""Settings of media processing and of the arena."""
 
 from typing import Annotated, ClassVar, Self
 
@@ -8,7 +8,7 @@ from common.cli.flag_settings import FlagSettings
 
 
 class ArenaSettings(FlagSettings):
-    """The shared memory of one frontend."""
+    """Shared memory of one frontend."""
 
     flag_group: ClassVar[str] = "arena"
     flag_prefix: ClassVar[str] = "mm-"
@@ -21,12 +21,11 @@ class ArenaSettings(FlagSettings):
 
     @property
     def arena_bytes(self) -> int:
-        """Size in bytes."""
         return int(self.arena_gb * 2**30)
 
 
 class PreprocessSettings(FlagSettings):
-    """Processes for media."""
+    """Media processes."""
 
     flag_group: ClassVar[str] = "preprocessing"
     flag_prefix: ClassVar[str] = "preprocess-"
@@ -39,5 +38,5 @@ class PreprocessSettings(FlagSettings):
     )
 
     def shared_by(self, processes: int) -> Self:
-        """What each of some processes may take."""
+        """Return each process's share."""
         return self.model_copy(update={"workers": -(-self.workers // processes)})

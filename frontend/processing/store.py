@@ -1,7 +1,7 @@
-"""Processed media kept for the next request that shows them.
+"""Processed media kept for later requests.
 
-With an arena, that is the store: an item is written there once, requests and workers read
-it in place, and whatever is neither leased nor in use may be evicted.
+With an arena, that is the store: an item is written once, requests and workers read it in place,
+and items neither leased nor in use may be evicted.
 """
 
 import ctypes
@@ -23,30 +23,29 @@ from frontend.processing.batch import Processed
 
 
 class ProcessedStore(ABC):
-    """Where processed media are kept. For any thread."""
+    """Store of processed media. Thread-safe."""
 
     @abstractmethod
     def get(self, mm_hash: MmHash) -> Processed | None:
-        """An item, if it is kept. It stays usable for as long as somebody holds it.
-
-        May have to ask another process: not on an event loop.
+        """Return an item, if kept; it stays usable while referenced. May ask another process: not
+        on an event loop.
         """
 
     def get_now(self, mm_hash: MmHash) -> Processed | None:
-        """The same for an event loop: None also if somebody else would have to be asked."""
+        """Return an item without asking another process, for an event loop."""
         return self.get(mm_hash)
 
     @abstractmethod
     def put(self, processed: Processed) -> Processed:
-        """Keep an item if there is room; gives it back as it is kept. May copy it."""
+        """Keep an item if there is room; return it as kept. May copy it."""
 
     @abstractmethod
     def clear(self) -> None:
-        """Answer no more with what was kept until now."""
+        """Forget all items."""
 
 
 class ArenaStore(ProcessedStore):
-    """Items in shared memory, from where workers get them too."""
+    """Items in shared memory, which workers read too."""
 
     def __init__(self, arena: ArenaAccess) -> None:
         self._arena = arena
@@ -76,8 +75,8 @@ class ArenaStore(ProcessedStore):
         return self.view(lease)
 
     def reserve(self, mm_hash: MmHash, layout: SegmentLayout) -> ReservedSegment | Lease | None:
-        """Room for an item that another process writes, the item itself if it is kept, or
-        None if there is no room. Waits for whoever is writing it at this moment.
+        """Return room for an item that another process writes, the item itself if kept, or None if
+        the arena is full. Waits for a process that is writing it.
         """
         try:
             return self._arena.reserve(mm_hash, layout)
@@ -85,7 +84,7 @@ class ArenaStore(ProcessedStore):
             return None
 
     def view(self, lease: Lease) -> Processed:
-        """An item over the arena's memory; the lease ends with its last tensor."""
+        """Return an item over the arena's memory; the lease ends with its last tensor."""
         owner = (ctypes.c_char * lease.layout.length).from_buffer(self._arena.memory, lease.offset)
         weakref.finalize(owner, lease.release_soon).atexit = False
         envelope, buffers = lease.layout.split(memoryview(owner).cast("B"))
@@ -97,13 +96,9 @@ class ArenaStore(ProcessedStore):
 
 
 class PrivateStore(ProcessedStore):
-    """Items in this process's own memory, least recently used ones dropped first."""
+    """LRU cache of ``budget_gib`` GiB in this process's own memory."""
 
     def __init__(self, budget_gib: float) -> None:
-        """
-        Args:
-            budget_gib: GiB of tensors kept.
-        """
         self._lock = threading.Lock()
         self._cache = MultiModalCache.get_lru_cache(budget_gib, MultiModalProcessorCacheItem)
 

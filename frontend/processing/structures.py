@@ -1,6 +1,6 @@
-"""Structures of answers (JSON schemas, grammars, choices) are tried before anything compiles them.
+"""Trials of structures of answers (JSON schemas, grammars, choices) before any compiler sees them.
 
-See :mod:`frontend.bounded.structure_server` for why, and for what a trial is.
+See :mod:`frontend.bounded.structure_server` for the reason, and for what a trial is.
 """
 
 import asyncio
@@ -45,14 +45,14 @@ from frontend.request_context import current_context
 COMMAND: Final = python_command("frontend.bounded.structure_server")
 
 WAIT_S: Final = 30.0
-"""Seconds that a request waits for the structures of others."""
+"""Seconds that a request waits for earlier structures."""
 
 KEPT: Final = 4096
-"""Structures of which the frontend knows how a trial ended."""
+"""LRU limit of remembered outcomes."""
 
 TRIED: Final = ("auto", "xgrammar", "guidance", "outlines")
 """Backends of ``--structured-outputs-config`` whose cost a trial can bound. The one other,
-lm-format-enforcer, does its work in Python between the steps of an engine, token by token."""
+lm-format-enforcer, works in Python between the steps of an engine, token by token."""
 
 FOR_OUTLINES: Final = (
     "the structure of the answer is one that xgrammar does not take, and guidance neither, such as "
@@ -69,10 +69,6 @@ class StructureTrials:
     def __init__(
         self, config: VllmConfig, tokenizer: TokenizerLike | None, bounds: Bounds = STRUCTURE_BOUNDS
     ) -> None:
-        """
-        Args:
-            bounds: of one trial.
-        """
         self._config = config
         self._bounds = bounds
         self._tokenizer = tokenizer
@@ -81,15 +77,15 @@ class StructureTrials:
         self._work = BoundedWork(COMMAND, "structures of answers", WAIT_S, self._vocabulary)
         self._outcomes: Lru[_Key, bytes] = Lru(KEPT)
         self._running: dict[_Key, asyncio.Task[bytes]] = {}
-        # One at a time of each client, so that one's keep no other waiting for more than one.
+        # One at a time per client, so that a client delays another by at most one.
         self._of_clients: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def check(self, params: SamplingParams | PoolingParams) -> None:
-        """Return if the structure that an answer is to have, if any, may reach vLLM.
+        """Return if an answer's structure, if any, may reach vLLM.
 
         Raises:
-            RequestRejectedError: it takes too much to compile, or no trial can say so.
-            OverloadedError: others are being tried.
+            RequestRejectedError: it costs too much to compile, or no trial can tell.
+            OverloadedError: too many trials are waiting.
         """
         wanted = params.structured_outputs if isinstance(params, SamplingParams) else None
         if wanted is None or self._tokenizer is None:  # vLLM refuses it without a tokenizer
@@ -119,8 +115,8 @@ class StructureTrials:
             raise RequestRejectedError(f"structural_tag: {self._backend} does not take it")
 
     def _falls_to_outlines(self, schema: object) -> bool:
-        """Say whether vLLM gives outlines what xgrammar refuses. Guidance knows neither
-        patternProperties nor the oldest tokenizers of Mistral.
+        """Return whether vLLM passes a structure that xgrammar refuses to outlines: guidance knows
+        neither patternProperties nor the oldest tokenizers of Mistral.
         """
         return self._backend == "auto" and (
             is_old_mistral(self._tokenizer) or has_guidance_unsupported_json_features(schema)
@@ -135,11 +131,10 @@ class StructureTrials:
         )
 
     def close(self) -> None:
-        """End the process."""
         self._work.close()
 
     async def _tried(self, key: _Key, structure: Structure) -> bytes:
-        """Requests with the same structure, such as the prompts of a batch, wait for one trial."""
+        """Share one trial between requests with the same structure, such as a batch's prompts."""
         running = self._running.get(key)
         if running is None:
             running = asyncio.create_task(self._try(key, structure), name="structure")
@@ -171,7 +166,7 @@ class StructureTrials:
         return said
 
     def _vocabulary(self) -> Vocabulary:
-        """As an engine makes it, for each kind of tokenizer."""
+        """Return the vocabulary as an engine makes it, for each kind of tokenizer."""
         info, outlines = "", None
         if self._backend == "outlines":
             outlines = get_outlines_vocabulary(self._tokenizer).inner
@@ -186,7 +181,7 @@ class StructureTrials:
 
 
 def _client() -> str:
-    """Return the API key's tenant; without keys the host, or the network that an IPv6 host has."""
+    """Return the API key's tenant; without keys the host, or an IPv6 host's network."""
     context = current_context()
     if context.tenant:
         return context.tenant
@@ -208,7 +203,7 @@ def leave_structures_to_trials() -> None:
 
 
 def structure_of(wanted: StructuredOutputsParams, backend: str) -> Structure | None:
-    """Return what an engine would compile; None if that is nothing, or always the same."""
+    """Return the structure for the engine's compiler; None if there is none, or a constant one."""
     if wanted.json is not None:
         return Structure("json", _as_text(wanted.json))
     if wanted.regex is not None:
@@ -230,12 +225,12 @@ def _as_text(schema: Any) -> str:
 
 
 def is_old_mistral(tokenizer: TokenizerLike | None) -> bool:
-    """Say whether a tokenizer is one of Mistral's before Tekken."""
+    """Return whether a tokenizer is one of Mistral's before Tekken."""
     return is_mistral_tokenizer(tokenizer) and not getattr(tokenizer, "is_tekken", True)
 
 
 def _as_schema(said: object) -> object:
-    """Raises vLLM's error for one that is nested too deeply, before any code walks it."""
+    """Parse a schema. Raises vLLM's error for deep nesting, before any code walks it."""
     check_json_nesting(said)
     try:
         return json.loads(said) if isinstance(said, str) else said
@@ -249,5 +244,5 @@ def _validate_depth_of_tag(payload: object, *, parameter: str) -> None:
 
 
 def _has_features_of_xgrammar(wanted: StructuredOutputsParams) -> bool:
-    """Say whether one tag can have tools and the structure of a chat."""
+    """Return whether one tag can have tools and the structure of a chat."""
     return not has_xgrammar_unsupported_json_features(_as_schema(wanted.json))

@@ -1,7 +1,7 @@
-"""Tokenize texts: long ones aside, and no more of one than its request can use.
+"""Tokenize texts: long ones on a thread aside, and no more of one than its request can use.
 
-vLLM has one thread for the texts of all prompts. A text of a megabyte took it for seconds, to be
-refused for its length, or cut to ten tokens, afterwards.
+vLLM has one thread for the texts of all prompts. A text of a megabyte took it for seconds, only to
+be refused for its length or cut to ten tokens afterwards.
 """
 
 import asyncio
@@ -25,24 +25,21 @@ LONG: Final = 64 << 10
 """Characters from which a text goes aside: some 50 ms of a thread."""
 
 CHARACTERS_A_TOKEN: Final = 8
-"""Twice what texts have. A text of longer tokens is tried again with more of it."""
+"""Twice the usual. A text of longer tokens is retried with a larger part."""
 
 MARGIN_TOKENS: Final = 256
-"""A cut may change the tokens next to it, so a part must have so many more than are wanted."""
+"""Extra tokens that a part must have: a cut may change the tokens next to it."""
 
 MIN_LIMIT: Final = 256 << 10
-"""Characters of a text that is only counted; more where the context may hold more. The answer has
-each of its tokens, and a million of them hold up the event loop."""
+"""Maximum characters of a text that is only counted; more for a larger context. The answer has each
+of its tokens, and a million of them block the event loop."""
 
 
 class Tokenizing:
-    """Takes the place of the renderer's tokenizing of one text."""
+    """Replaces the renderer's tokenizing of one text."""
 
     def __init__(self, renderer: BaseRenderer, limit_s: float) -> None:
-        """
-        Args:
-            limit_s: seconds that a long text may keep the thread.
-        """
+        """``limit_s`` bounds the seconds for which a long text may keep the thread."""
         self._renderer = renderer
         self._others = renderer._tokenize_prompt_async
         self._apply: Any = getattr(renderer, "_apply_chat_template_async", None)
@@ -55,18 +52,16 @@ class Tokenizing:
         self._limit = max(MIN_LIMIT, self._context * CHARACTERS_A_TOKEN)
 
     def close(self) -> None:
-        """Let the thread go; what it works on ends unseen."""
+        """Release the thread; its current work ends unseen."""
         self._own.shutdown(wait=False, cancel_futures=True)
 
     async def aside(self, work: Callable[[], T]) -> T:
-        """Run what tokenizes several texts where long ones are."""
+        """Run work that tokenizes several texts on the thread for long ones."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def __call__(self, prompt: TextPrompt, params: TokenizeParams) -> TokensPrompt:
-        """Return a text's tokens, or as many as tell that there are too many.
-
-        Raises:
-            VLLMError: the text is too long to be counted, or keeps its thread for too long.
+        """Return a text's tokens, or enough of them to tell that there are too many. Raises
+        VLLMError if the text is too long to count, or keeps its thread for too long.
         """
         try:
             return await self._tokens(prompt, params)
@@ -96,22 +91,15 @@ class Tokenizing:
         return await self._long(prompt, params)
 
     async def apply_template(self, config: Any, tokenizer: Any, chat: Any, **options: Any) -> Any:
-        """Render a chat as vLLM does. Where that makes tokens, on the thread of all prompts, the
-        chat is measured before.
-
-        Raises:
-            VLLMError: it is too long.
+        """Render a chat as vLLM does. Check its length first if that tokenizes on the thread of all
+        prompts. Raises VLLMError if it is too long.
         """
         if options.get("tokenize"):
             self.check_length(*texts_in([chat, options]))
         return await self._apply(config, tokenizer, chat, **options)
 
     def check_length(self, *texts: str) -> None:
-        """Return if texts are short enough to be tokenized as a whole.
-
-        Raises:
-            VLLMError: they are not.
-        """
+        """Raise VLLMError if texts are too long to be tokenized as a whole."""
         if (length := sum(map(len, texts))) > self._limit:
             error = RequestRejectedError(
                 f"the text has {length} characters, more than {self._limit} (the maximum context "
@@ -121,7 +109,7 @@ class Tokenizing:
 
 
 def texts_in(value: object) -> Iterator[str]:
-    """Yield all strings within lists and objects, names of fields left out."""
+    """Yield all strings within lists and objects, except field names."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | Sequence):
@@ -131,7 +119,7 @@ def texts_in(value: object) -> Iterator[str]:
 
 
 def _wanted(params: TokenizeParams) -> int | None:
-    """How many tokens of a text are used at most; None for all of them."""
+    """Return how many tokens of a text are used at most; None for all."""
     if params.truncate_prompt_tokens is None:
         return params.max_input_tokens
     if params.truncate_prompt_tokens < 0:
