@@ -168,7 +168,7 @@ def register(loader: MediaLoader) -> None:
 
 def for_user(error: MediaError, place: str) -> VLLMClientError:
     """Return the error that vLLM's server answers with a sentence and the right status."""
-    if isinstance(error, RequestLimitError):  # of all media together: no one place has it
+    if isinstance(error, RequestLimitError):  # of all media together, not of one place
         return VLLMValidationError(error.reason[:1].upper() + error.reason[1:])
     sentence = f"Failed to load media from {place}: {error.reason}"
     if isinstance(error, UnfetchableError):

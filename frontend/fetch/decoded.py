@@ -28,7 +28,7 @@ def weight(value: object) -> int | None:
     if isinstance(value, np.ndarray):
         return value.nbytes
     if isinstance(value, torch.Tensor):
-        # A copy of what is on a device would be taken there, from memory that others need.
+        # A copy of a device tensor would take the device's scarce memory.
         return value.nbytes if value.device.type == "cpu" else None
     if isinstance(value, tuple):
         weights = [weight(part) for part in value]

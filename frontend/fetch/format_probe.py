@@ -79,7 +79,7 @@ def _kinds() -> Mapping[str, tuple[MediaIO[Any], Mapping[str, Make]]]:
 
 
 def _picture(name: str) -> bytes:
-    if name == AVIF:  # an encoder may take minutes, or not be there
+    if name == AVIF:  # an encoder may take minutes, or be missing
         return base64.b64decode(_AVIF)
     buffer = io.BytesIO()
     Image.new("RGB", (_SIDE, _SIDE), "red").save(buffer, name)

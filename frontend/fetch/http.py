@@ -33,7 +33,7 @@ ATTEMPTS = 3
 """Attempts per fetch; later ones follow a lost connection or a 5xx."""
 BACKOFF_S = 0.1
 """Backoff before the second attempt; four times as much before the third."""
-MAX_REDIRECTS: Final = 3  # as many as honest sites need: to https, to www, to a store of files
+MAX_REDIRECTS: Final = 3  # honest sites need: to https, to www, to object storage
 MAX_CONNECTIONS = 256
 MAX_CONNECTIONS_PER_HOST = 32
 
@@ -99,14 +99,14 @@ class HttpFetcher:
             limit_per_host=MAX_CONNECTIONS_PER_HOST,
         )
         answers: Any = partial(_Answers, loop=asyncio.get_running_loop())
-        self._connector._factory = answers  # the one way: a test fails where it has no effect
+        self._connector._factory = answers  # the only way; a test detects when it has no effect
         self._session = aiohttp.ClientSession(
             connector=self._connector,
             headers=_HEADERS,
             cookie_jar=aiohttp.DummyCookieJar(),
             # Our own total time-out spans redirects and retries.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=policy.connect_timeout_s),
-            trust_env=False,  # a proxy would resolve names out of our sight
+            trust_env=False,  # a proxy would resolve names unchecked
         )
 
     async def fetch(
@@ -197,7 +197,7 @@ class HttpFetcher:
                 "the server's answer is cut off or damaged", "unreachable", transient=True
             ) from error
         except aiohttp.ServerTimeoutError:
-            raise _unreachable() from None  # repeats the URL too
+            raise _unreachable() from None  # the error repeats the URL
         except (aiohttp.ClientError, OSError) as error:
             raise _unreachable() from error
 
@@ -227,7 +227,7 @@ class _Answers(ResponseHandler):
 
     def data_received(self, data: bytes) -> None:
         """Parse some of an answer, unless it has only heads."""
-        if data.count(b"\nHTTP/1.") > MAX_HEADS:  # no medium has it
+        if data.count(b"\nHTTP/1.") > MAX_HEADS:  # never in a medium
             self._refuse()
             return
         self._received += len(data)
@@ -252,7 +252,7 @@ class _Answers(ResponseHandler):
         error = _SenselessError()
         if self._payload is not None:
             self._payload.set_exception(error)
-            self._payload = None  # or it is told that it was cut off, too
+            self._payload = None  # or aiohttp also reports it as cut off
         self.set_exception(error)
         if self.transport is not None:
             self.transport.abort()
@@ -267,7 +267,7 @@ async def _read(
     size = 0
     with nullcontext() if held is None else undo_on_error(held.drop):
         async for chunk in response.content.iter_chunked(PIECE):
-            await asyncio.sleep(0)  # unpacking 256 MiB in one go would hold the event loop
+            await asyncio.sleep(0)  # unpacking 256 MiB at once would block the event loop
             size += len(chunk)
             if size > max_bytes:
                 raise TooLargeError(max_bytes)

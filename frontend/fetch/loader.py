@@ -233,7 +233,7 @@ class MediaLoader:
     async def _fetch(
         self, url: str, max_bytes: int, held: HeldBytes, partition: Partition
     ) -> Content:
-        at_hand: dict[URL, Content] = {}  # also if the cache drops it meanwhile
+        at_hand: dict[URL, Content] = {}  # even if the cache evicts it meanwhile
 
         def known_etag(hop: URL) -> str | None:
             known = self._tags.recall(hop, partition)

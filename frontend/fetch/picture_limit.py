@@ -117,7 +117,7 @@ def _has_too_many_scans(data: bytes) -> bool:
     at = 2
     while (marker := _MARKER.search(data, at)) is not None:
         kind = marker[0][1]
-        if kind == 0xD9:  # what follows the end is not read
+        if kind == 0xD9:  # data after the end is not read
             return False
         if kind == 0xDA:
             scans += 1

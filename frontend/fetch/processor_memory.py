@@ -97,7 +97,7 @@ def limit_processors(policy: FetchPolicy) -> None:
     Image.Image.resize = _resize  # type: ignore[method-assign] # one for all pictures
     pictures: Any = Image.Image
     if hasattr(pictures, "__array_interface__"):
-        del pictures.__array_interface__  # NumPy would take it rather than ``__array__``
+        del pictures.__array_interface__  # NumPy would prefer it to ``__array__``
     pictures.__array__ = _array
 
 

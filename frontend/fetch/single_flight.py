@@ -15,7 +15,7 @@ T = TypeVar("T")
 class _Flight(Generic[T]):
     def __init__(self, task: asyncio.Task[T]) -> None:
         self.task = task
-        self.span = current()  # of whoever started it
+        self.span = current()  # of the first caller
         self.passengers = 0
         self.waiters = 0
 
@@ -24,7 +24,7 @@ class SingleFlight(Generic[T]):
     """In-flight calls, by key."""
 
     def __init__(self, *, not_shared: tuple[type[Exception], ...] = ()) -> None:
-        """``not_shared`` errors concern only the caller who started the call; those who joined it
+        """``not_shared`` errors concern only the caller who started the call; callers who joined it
         start their own then.
         """
         self._not_shared = not_shared
@@ -41,9 +41,8 @@ class SingleFlight(Generic[T]):
     ) -> tuple[T, bool]:
         """Join the call of that key, or start it. Raises its error to every caller.
 
-        A cancelled caller leaves the call to the others. The last one's cancellation cancels the
-        call and returns when that has ended. Returns the result, and whether another caller got the
-        very same object.
+        A cancelled caller leaves; the last one's cancellation cancels the call and returns when
+        that has ended. Returns the result, and whether another caller got the very same object.
         """
         while True:
             flight = self._flights.get(key)
@@ -70,7 +69,7 @@ class SingleFlight(Generic[T]):
         finally:
             flight.waiters -= 1
             if flight.waiters == 0 and not flight.task.done():
-                self._land(key, flight.task)  # nobody must join what is being cancelled
+                self._land(key, flight.task)  # no caller may join a cancelled call
                 flight.task.cancel()
                 await asyncio.wait([flight.task])
         try:
@@ -93,4 +92,4 @@ class SingleFlight(Generic[T]):
         if flight is not None and flight.task is task:
             del self._flights[key]
         if task.done() and not task.cancelled():
-            task.exception()  # seen, also if every caller has gone
+            task.exception()  # mark as retrieved: callers may be gone

@@ -53,7 +53,7 @@ def why_unreadable(data: bytes) -> str:
         with av.open(BytesIO(data), "r") as file:
             if not file.streams.video:
                 return "it has no pictures"
-            context: Any = file.streams.video[0].codec_context  # None without a decoder
+            context: Any = file.streams.video[0].codec_context  # is None without a decoder
     except av.error.FFmpegError:
         return "it can't be opened as a film: it is cut off or damaged"
     codec = "its codec is unknown" if context is None else f"codec {context.codec.canonical_name}"
@@ -68,7 +68,7 @@ def count_frames(timeout_s: float, data: bytes) -> int:
     RefusedError if it has none, or on a time-out.
     """
     source = BytesIO(data)
-    packets = _opened(source, cv2.CAP_PROP_FORMAT, -1)  # as they are
+    packets = _opened(source, cv2.CAP_PROP_FORMAT, -1)  # raw packets
     watched = _Watched(packets, 0, time.monotonic() + timeout_s)
     try:
         frames = 0

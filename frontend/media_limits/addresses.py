@@ -63,7 +63,7 @@ def is_public(address: Address) -> bool:
         return not any(address in network for network in _NOT_PUBLIC_V4)
     if address.ipv4_mapped is not None:
         return is_public(address.ipv4_mapped)
-    if address in _NAT64:  # how hosts without IPv4 reach every site that has only that
+    if address in _NAT64:  # gives IPv6-only hosts access to IPv4 sites
         return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
     return (
         address in _GLOBAL_UNICAST_V6

@@ -25,7 +25,7 @@ def main() -> None:
     frontend = os.pidfd_open(os.getppid())
     module = importlib.import_module(sys.argv[1])
     client = socket.socket(fileno=int(sys.argv[2]))
-    # Imported objects stay: freezing spares children from copying them during garbage collection.
+    # Freezing keeps children's garbage collection from copying imported objects.
     gc.collect()
     gc.freeze()
     connection = _serve(client)
@@ -62,7 +62,7 @@ def _serve(client: socket.socket) -> int | None:
             pidfd = os.pidfd_open(pid)
             children[pidfd] = pid
             poll.register(pidfd, select.POLLIN)
-            with contextlib.suppress(OSError):  # the frontend is gone, and so is the child, soon
+            with contextlib.suppress(OSError):  # the frontend is gone, and the child soon
                 socket.send_fds(client, [str(pid).encode()], [pidfd])
     return None
 

@@ -58,7 +58,7 @@ class Child:
         on_message: "Callable[[Child, FromChild], None]",
     ) -> "Child":
         """Start a process; ``on_message`` gets all messages but the plan. Raises OSError."""
-        # vLLM would take the metrics of all processes for those of each.
+        # vLLM would report the metrics of all processes as each one's.
         environment = {k: v for k, v in os.environ.items() if k != "PROMETHEUS_MULTIPROC_DIR"}
         ours, theirs = socket.socketpair()
         with contextlib.ExitStack() as opened, theirs:
@@ -118,8 +118,8 @@ class Child:
         self._signal(signal.SIGKILL)
 
     async def kill_if_silent(self) -> None:
-        """Send heartbeats until cancelled, and kill a process that misses one: others wait for its
-        answers, and clients for requests that it accepted.
+        """Send heartbeats until cancelled, and kill a process that misses one: its siblings wait
+        for its answers, and clients for requests that it accepted.
         """
         try:
             async with asyncio.timeout(START_S):
@@ -131,7 +131,7 @@ class Child:
         heard = -1
         while heard < self._heard:
             heard = self._heard
-            self.send(Asked(0, "", b""))  # no question has that number
+            self.send(Asked(0, "", b""))  # heartbeat: no question has that number
             await asyncio.sleep(ANSWERS_S)
         logger.error("process %s has been silent for %g s: it is killed", self.name, ANSWERS_S)
         self.kill()

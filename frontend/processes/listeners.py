@@ -56,7 +56,7 @@ def _on_path(path: str) -> socket.socket:
     mode = 0o666
     with contextlib.suppress(FileNotFoundError):
         found = Path(path).stat().st_mode
-        if stat.S_ISSOCK(found):  # of one that is gone; its mode is kept, as uvicorn does
+        if stat.S_ISSOCK(found):  # left by a dead process; keep its mode, as uvicorn does
             mode = stat.S_IMODE(found)
             Path(path).unlink()
     made = socket.socket(socket.AF_UNIX)

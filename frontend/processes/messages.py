@@ -116,14 +116,16 @@ class Questions:
     def __init__(
         self, others: Callable[[], set[Asker]], own: Callable[[str], bytes | None]
     ) -> None:
-        """Pass questions to all ``others``, the asker included; ``own`` is the parent's answer."""
+        """``others`` returns all processes, the asker included; ``own`` returns the parent's
+        answer.
+        """
         self._others = others
         self._own = own
         self._numbers = count(1)
         self._open: dict[int, _Question] = {}
 
     def ask(self, asker: Asker, question: Ask) -> None:
-        """Pass a question on to all others, and the answers back."""
+        """Relay a question to the other processes, and their answers back."""
         missing = self._others() - {asker}
         number = next(self._numbers)
         asked = self._open[number] = _Question(asker, question.number, set(missing))

@@ -110,7 +110,7 @@ class Parent:
             return next(filter(None, statuses), 0)
         except CannotServeError as error:
             logger.error("%s, and none serves: the frontend ends", error)
-            return error.status  # a process that was not killed has said why
+            return error.status  # the process has logged the reason, unless killed
         except ListenError as error:
             logger.error("%s", error)
             return PORT_TAKEN
@@ -129,7 +129,7 @@ class Parent:
     async def _keep(self, index: int) -> int:
         """Restart one process until all are to end; return its last status."""
         backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, calm_s=CALM_S)
-        if index:  # the first one knows what all need, and says so if it can't be understood
+        if index:  # the first one plans for all, and reports bad arguments
             await _any_of(self._planned, self._stopping)
         while not self._stopping.is_set():
             started = time.monotonic()
@@ -162,7 +162,7 @@ class Parent:
         logger.info("process %d has pid %d", index, child.pid)
         watching = asyncio.create_task(child.kill_if_silent(), name=f"process {index} answers")
         try:
-            if self._stopping.is_set():  # it was not there when the others were told
+            if self._stopping.is_set():  # it missed the message to the other processes
                 child.stop(at_once=False)
             plan = await child.plan()
             if plan is not None and not self._stopping.is_set():

@@ -1,4 +1,4 @@
-"""A process of a multi-process frontend, and its view of the others through the parent."""
+"""A process of a multi-process frontend, which reaches its siblings through the parent."""
 
 import asyncio
 import logging
@@ -202,7 +202,7 @@ def _wait_for_end(pid: int) -> None:
     """Wait: a killed process counts as alive for a moment after its connections close."""
     try:
         descriptor = os.pidfd_open(pid)
-    except OSError:  # nobody has that pid any more
+    except OSError:  # that pid is gone
         return
     try:
         select.select([descriptor], [], [], _END_S)

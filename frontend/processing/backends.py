@@ -105,7 +105,7 @@ class ProcessPool:
 
     def close(self) -> None:
         """End all processes. Batches under way fail."""
-        self._forks.refuse()  # so that nobody waits for a replacement
+        self._forks.refuse()  # so that no thread waits for a replacement
         with self._replacing:
             self._closed = True
         for _ in self._threads:
@@ -133,7 +133,7 @@ class ProcessPool:
                     job.outcome.set_result(self._run(index, job))
                 except Exception as error:  # noqa: BLE001 # raised where the future is waited for
                     job.outcome.set_exception(error)
-            del job  # or it would hold the items until the next one comes
+            del job  # or it would hold its items until the next job
 
     def _run(self, index: int, job: _Job) -> list[Processed]:
         hung = False

@@ -156,7 +156,7 @@ class Child:
         try:
             self._connection.send(Wants(pixels))
             answer: Answer = self._connection.recv()
-        except (EOFError, ConnectionError):  # which decoding would take for a broken medium
+        except (EOFError, ConnectionError):  # decoding would blame the medium
             sys.exit("the frontend is gone")
         if answer is not Answer.GRANTED:
             raise _DeniedError

@@ -53,7 +53,7 @@ class Deadline:
         trace: TracebackType | None,
     ) -> None:
         self._over.set()
-        self._thread.join()  # so that nothing is given up after this
+        self._thread.join()  # no give_up after this
 
     def _watch(self) -> None:
         while (left := self._at - time.monotonic()) > 0:

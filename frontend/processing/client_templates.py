@@ -92,7 +92,7 @@ class ClientTemplates:
 
     def _template_of(self, params: ChatParams) -> str | None:
         template = params.get_apply_chat_template_kwargs().get("chat_template")
-        text = None if template is None else str(template)  # it may be any JSON
+        text = None if template is None else str(template)  # clients may send any JSON
         named = getattr(self._renderer.get_tokenizer(), "chat_template", None)
         if text in (None, self._default) or (isinstance(named, dict) and text in named):
             return None

@@ -103,7 +103,7 @@ class Exchange:
         items: Sequence[Result],
         rooms: Sequence[ReservedSegment | Lease | NoRoom],
     ) -> dict[int, list[bytearray]]:
-        """Have the items written to their places; return the buffers of the others."""
+        """Have the items written to their places; return the buffers of items without one."""
         connection = process.connection
         with process.in_time(self._timeout_s):
             connection.send(Offsets([_offset(room) for room in rooms]))

@@ -51,7 +51,7 @@ class Forks:
         try:
             return self._running().fork(theirs)
         except ProcessLostError:
-            self._forget()  # what did not answer now may be late to answer somebody else
+            self._forget()  # a late answer would go to the next caller
             raise
         finally:
             self._turn.release()

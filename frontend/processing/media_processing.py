@@ -85,7 +85,7 @@ class MediaProcessing:
         self._waiting = 0
         self._named = NamedMedia(store)
         config = renderer.model_config
-        # Media of encoders apart (Whisper) take no place in the prompt.
+        # Media of encoder-decoder models (Whisper) take no place in the prompt.
         longest = None if config.is_encoder_decoder else config.max_model_len
         self._once = ProcessedOnce(store, backend, longest)
         self._by_renderer = RendererProcessing(renderer, store)

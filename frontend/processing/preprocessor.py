@@ -235,7 +235,7 @@ class Preprocessor:
             request.prompt_embeds is not None
             and getattr(params, "prompt_logprobs", None) is not None
         ):
-            # vLLM refuses it for completions alone, and an engine may end with that of a chat.
+            # vLLM refuses it for completions only; a chat's may end an engine.
             raise RequestRejectedError("prompt_logprobs: not of a prompt with embeddings")
         text = _said_to_the_decoder(prompt).get("prompt")
         return ProcessedPrompt(

@@ -83,7 +83,7 @@ class _Flight:
     def __init__(self) -> None:
         self.waiters = 0
         self.outcome: asyncio.Future[Processed] = asyncio.get_running_loop().create_future()
-        self.span = current()  # of the request that it was made for
+        self.span = current()  # of the first request
 
 
 class Flights:
@@ -118,7 +118,7 @@ class Flights:
 
     def begin(self, batch: Batch, keys: Sequence[Hashable], turns: asyncio.Semaphore) -> None:
         """Process a batch for the flights of ``keys``, in their order. ``turns`` belongs to the
-        request: it limits how many of its batches are decoded ahead of others.
+        request: it limits how many of its batches are decoded ahead.
         """
         task = asyncio.create_task(self._in_turn(batch, keys, turns))
         self._running.add(task)
@@ -144,7 +144,7 @@ class Flights:
             return not any(flight.waiters for flight in flights)
 
         try:
-            if abandoned():  # before anything of it is decoded
+            if abandoned():  # before it is decoded
                 raise AbandonedError("nobody waits for it")
             found = await self._elsewhere(keys)
             left = [index for index, key in enumerate(keys) if key not in found]
@@ -159,7 +159,7 @@ class Flights:
         except AbandonedError as error:
             if abandoned():
                 self._land(keys, [error] * len(keys))
-            else:  # somebody came at the last moment
+            else:  # a request joined at the last moment
                 await self._run(batch, keys, again=True)
         except Exception as error:  # noqa: BLE001 # raised where the flight is waited for
             _forget_frames(error)
@@ -196,7 +196,7 @@ class Flights:
                 future.set_result(outcome)
             else:
                 future.set_exception(outcome)
-                future.exception()  # seen, also if everybody has gone
+                future.exception()  # mark as retrieved: waiters may be gone
 
 
 class Seats(Released):

@@ -92,7 +92,7 @@ def _shown(modality: str, medium: DeferredMedium, options: Hashable | None, plac
     content, mode = medium.content, decoding_mode(medium.media_io)
     key: Hashable = (modality, content.digest, mode, options)
     if mode is None or options is None:
-        key = object()  # like no other
+        key = object()  # unique
     return Shown(key, modality, Medium(content, medium.media_io), place or medium.place)
 
 

@@ -229,7 +229,7 @@ class RendererProcessing:
     def _hashes_now(
         self, by_content: ByContent, inputs: ProcessorInputs
     ) -> Mapping[str, list[MmHash]]:
-        if self._hashing.now is None:  # by a backend, apart from the request that shows the media
+        if self._hashing.now is None:  # a backend's run, outside of a request
             return by_content(inputs)
         return self._hashing.now(by_content, inputs)
 

@@ -61,7 +61,7 @@ class ArenaStore(ProcessedStore):
     def _kept(self, lease: Lease | None) -> Processed | None:
         if lease is None:
             return None
-        if lease.note is None:  # written by a sender, which knows of no prompts
+        if lease.note is None:  # written by a sender, without prompt updates
             lease.release()
             return None
         return self.view(lease)

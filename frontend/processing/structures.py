@@ -145,7 +145,7 @@ class StructureTrials:
     def _done(self, key: _Key, running: asyncio.Task[bytes]) -> None:
         del self._running[key]
         if not running.cancelled():
-            running.exception()  # those who waited may have left
+            running.exception()  # mark as retrieved: waiters may be gone
 
     async def _try(self, key: _Key, structure: Structure) -> bytes:
         lock = self._of_clients.setdefault(_client(), asyncio.Lock())
@@ -235,7 +235,7 @@ def _as_schema(said: object) -> object:
     try:
         return json.loads(said) if isinstance(said, str) else said
     except ValueError:
-        return None  # vLLM says what is wrong
+        return None  # vLLM reports the error
 
 
 def _validate_depth_of_tag(payload: object, *, parameter: str) -> None:

@@ -75,7 +75,7 @@ class Ejection:
         """Count a request that failed by the worker's fault."""
         record = self._record(worker_id, incarnation)
         if record.circuit is Circuit.OPEN:
-            return  # it was sent before, and is held against the worker already
+            return  # sent before the ejection, which covers its failure
         record.failures += 1
         if record.circuit is Circuit.HALF_OPEN or record.failures >= FAILURES:
             self._put_out(worker_id, record, reason)

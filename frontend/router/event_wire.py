@@ -190,7 +190,7 @@ def _changes(events: Iterator[msgspec.Raw]) -> Iterator[Change]:
             yield Cleared()
             continue
         if event.medium not in _LOCAL_MEDIA or event.locality == "REMOTE":
-            yield NOTHING  # so that whoever applies changes can stop between any two events
+            yield NOTHING  # lets callers pause after any event
             continue
         hashes = _hashes(event.block_hashes)
         group = event.group_idx or 0

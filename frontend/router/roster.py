@@ -169,7 +169,7 @@ class Roster:
         worker = self._workers.pop(worker_id, None)
         if worker is None:
             return
-        # Without awaiting: nothing may be routed there from now on.
+        # No await until here: requests must not be routed there from now on.
         self.load.drop(worker_id)
         for target in worker.targets:
             self.times.drop(target)

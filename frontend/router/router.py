@@ -167,7 +167,7 @@ class Router:
         workers = self.roster.workers
         for name, run in list(self.drained.items()):
             if name in workers and workers[name].incarnation != run:
-                del self.drained[name]  # another run has the name now
+                del self.drained[name]  # a successor has the name
         return self.drained.keys() & workers.keys()
 
     def _fit(self, candidates: Candidates, accepted: bool) -> Candidates:

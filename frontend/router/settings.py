@@ -13,7 +13,7 @@ def _known(mode: str) -> str:
     known = [*BuiltInMode, *names_of(ROUTER_MODES)]
     if mode not in known:
         raise ValueError(unknown(mode, known))
-    mode_named(mode)  # a package that can't be imported is found at start
+    mode_named(mode)  # fail at start if a package can't be imported
     return str(mode)
 
 

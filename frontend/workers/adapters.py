@@ -83,7 +83,7 @@ class Adapters:
         first = next(iter(offers))
         self.requests[name] = LoRARequest(
             lora_name=name,
-            lora_int_id=next(self._ids),  # workers have numbers of their own
+            lora_int_id=next(self._ids),  # workers use their own numbers
             lora_path=first.path,
             base_model_name=first.base_model_name,
             is_3d_lora_weight=first.is_3d_lora_weight,

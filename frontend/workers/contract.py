@@ -27,7 +27,7 @@ from frontend.workers.members import Run
 
 
 class Contract:
-    """The first card that fits; all others must agree with it."""
+    """The first card that fits; every later one must agree with it."""
 
     def __init__(
         self, vllm_version: str, key: FleetKey | None = None, *, trust_remote_code: bool = False
@@ -127,7 +127,7 @@ class Notice(NamedTuple):
 
 
 TELL_S: Final = 10.0  # between rounds; workers log each frontend once a minute
-LEAVE_S: Final = 0.5  # how long a message has to leave, before the next worker is told
+LEAVE_S: Final = 0.5  # time for a message to leave before the next
 
 
 async def tell_refused(
@@ -145,7 +145,7 @@ async def tell_refused(
                     reason = notice.reason.encode(errors="replace").decode()[:LONGEST_MESSAGE]
                     message = Refused(frontend, notice.run.incarnation, reason)
                     socket: Any = context.socket(zmq.DEALER, socket_class=cast(Any, zmq.Socket))
-                    with suppress(zmq.ZMQError):  # the card names no place that can be reached
+                    with suppress(zmq.ZMQError):  # the card's endpoint is unreachable
                         socket.connect(notice.endpoint)
                         socket.send_multipart(codec.encode(message), zmq.NOBLOCK)
                     await asyncio.sleep(LEAVE_S)

@@ -59,7 +59,7 @@ class Dispatch:
         self._answers: deque[Answer | Exception] = deque()
         self._take = take
         self._reader: asyncio.Future[None] | None = None
-        self._loop = asyncio.get_running_loop()  # to ask for it is a system call
+        self._loop = asyncio.get_running_loop()  # get_running_loop is a system call
         self.given_up = False
         self.handles = list(handles)
         self.since = time.monotonic()

@@ -1,9 +1,9 @@
 """The workers of one model, with a task for each that keeps its link open.
 
-Discovery says whom to connect to; the link says whether a worker lives. So a worker with a live
-link stays whatever happens to its card: it leaves when card and link are both gone, or when it is
-removed. Of several incarnations under one worker id one serves (``members.py``); another that
-answers meanwhile is refused by name and waits.
+Discovery says whom to connect to; the link says whether a worker lives. A worker with a live link
+stays even without a card. It leaves when card and link are both gone, or when it is removed. One
+incarnation serves under a worker id (``members.py``); another that answers meanwhile is refused by
+name and waits.
 """
 
 import asyncio
@@ -280,7 +280,7 @@ class Keeper:
 
     @contextlib.asynccontextmanager
     async def _linked(self, member: Member) -> AsyncIterator[WorkerLink]:
-        await self._turns.mine()  # hundreds that don't answer are tried again at the same time
+        await self._turns.mine()  # hundreds of dead workers may be retried at once
         link = WorkerLink(
             member.card,
             self._context,

@@ -302,7 +302,7 @@ async def follow(watcher: CardWatcher, apply: Callable[[CardChange], None]) -> N
             await turns.mine()  # thousands of cards may come at once
             try:
                 apply(change)
-            except Exception:  # counted; a card that we stumble over keeps no other worker out
+            except Exception:  # counted; a bad card must not block other workers
                 INTERNAL_ERRORS.labels("discovery").inc()
                 logger.exception("a change in discovery was not followed: %r", change)
 

@@ -191,7 +191,9 @@ class WorkerLink:
         """Start a task whose failure loses the link, so that the fleet opens another."""
 
         def failed(error: BaseException) -> None:
-            self._lose(f"this frontend failed: {error!r}", WorkerLeftError)  # not its fault
+            self._lose(
+                f"this frontend failed: {error!r}", WorkerLeftError
+            )  # not the worker's fault
 
         watched = once(f"link {what}", work, failed)
         return asyncio.create_task(watched, name=f"{what}-{self.card.worker_id}")
@@ -295,7 +297,7 @@ class WorkerLink:
     async def close(self, reason: str = "this frontend is shutting down") -> None:
         """Leave. Requests still running here end with WorkerLostError."""
         if not self._socket.closed:
-            # Also if it is lost to us: a worker that stalled may still have requests of ours.
+            # Even on a lost link: a stalled worker may still have our requests.
             with contextlib.suppress(zmq.ZMQError, WorkerBusyError):
                 await self._send(Leave())
         quiet = time.monotonic() - self._last_heard > QUIET_S
@@ -304,7 +306,7 @@ class WorkerLink:
             task.cancel()
         try:
             await asyncio.gather(*self._tasks, return_exceptions=True)
-        finally:  # whoever closes may be cancelled, and the event loop keeps an open socket
+        finally:  # even if cancelled: the event loop keeps an open socket
             self._close_socket()
 
     @property
@@ -341,7 +343,7 @@ class WorkerLink:
                     self._lose(message.reason[:LONGEST_MESSAGE], WorkerLeftError)
                 case Outputs(outputs):
                     await self._deliver(outputs)
-                    await asyncio.sleep(0)  # a turn for those that wait for them
+                    await asyncio.sleep(0)  # let their readers run
                 case Ack() | Nack() | Failed():
                     await self._deliver([message])
                 case Welcome():
@@ -355,7 +357,7 @@ class WorkerLink:
             self._lose(str(error), WorkerGarbledError)
             return
         if status.stands_still:
-            self._last_answer = time.monotonic()  # what it has does, it does not hang
+            self._last_answer = time.monotonic()  # the rest waits, it does not hang
         self._on_status(status)
 
     async def _not_understood(self, frames: Sequence[memoryview], error: ProtocolError) -> None:
@@ -407,7 +409,7 @@ class WorkerLink:
         try:
             await self._send(Abort(request_id))
         except (WorkerBusyError, WorkerLostError) as error:
-            self._lose(str(error))  # or it would go on for nobody
+            self._lose(str(error))  # or the request would run on unread
 
     def _lose(self, reason: str, kind: type[WorkerLostError] = WorkerLostError) -> None:
         if self._lost.done():
@@ -419,7 +421,7 @@ class WorkerLink:
             dispatch.release()
             # It can't have died of a request sent after its last sign of life.
             unread = kind is WorkerDiedError and dispatch.since > self._last_heard
-            # One for each: by its traceback an error keeps the request alive.
+            # One error each: its traceback keeps the request alive.
             dispatch.put((WorkerLostError if unread else kind)(message))
         self._dispatches.clear()
 
@@ -449,7 +451,7 @@ class WorkerLink:
         # Messages sent before closing, perhaps the end of its last request, may still be unread.
         while self._socket.readable:  # noqa: ASYNC110  # no event says "empty"
             await asyncio.sleep(0.01)
-        self._last_heard = time.monotonic()  # by closing; so what it has it had till now
+        self._last_heard = time.monotonic()  # closing is a sign of life for its requests
         self._lose("it closed the connection", WorkerDiedError)
 
     async def _receive_frames(self) -> list[memoryview]:
@@ -461,7 +463,7 @@ class WorkerLink:
 
     async def _send(self, message: ToWorker, media: Sequence[Frame] = ()) -> None:
         if self._socket.closed:
-            # pyzmq would write by a pointer that is freed, and may be another socket's.
+            # pyzmq would write by a freed pointer, which may be another socket's.
             raise WorkerLostError(f"the link to worker {self.card.worker_id} is closed")
         frames = self._codec.encode(message, media)
         if len(frames[1]) > MOST_SUBMIT_BYTES:

@@ -82,7 +82,7 @@ class MediaSender:
         self._offering: asyncio.Task[None] | None = None
         if arena is not None:
             ARENA_LEASES.set_function(lambda: arena.statistics().leases)
-        if isinstance(arena, Arena):  # whose else it is says so itself
+        if isinstance(arena, Arena):  # the owner of a shared one exports it
             ARENA_BYTES.set(arena.statistics().bytes_total)
             ARENA_BYTES_USED.set_function(lambda: arena.statistics().bytes_used)
         for late in self._late:

@@ -1,8 +1,7 @@
 """Membership: every incarnation with a fitting card, and which of them serves.
 
-Of several incarnations under one worker id the first that answers serves, until it drains or is
-lost. Router and media sender know workers by id only, so reports of other incarnations are kept
-from them.
+The first incarnation that answers under a worker id serves, until it drains or is lost. Router and
+media sender know workers by id only, so reports of other incarnations are kept from them.
 """
 
 import asyncio
@@ -209,13 +208,13 @@ class Serving:
         # No await between here and the router's add that could let another task see half of this.
         name.holder = member
         name.free.clear()
-        member.status = None  # of an earlier link; what it said is not known any more
+        member.status = None  # it belongs to an earlier link
         member.adapters, member.active_adapters = card.adapters, ()
         if name.former != card.incarnation:
             self._router.ejection.forget(card.worker_id)
         choice = self._media_sender.connect(card.worker_id, link.reply, link.offer)
         await self._router.roster.add(_routable(card))
-        self._show_adapters(member)  # it may have said more of them meanwhile
+        self._show_adapters(member)  # a report may have changed them
         self.arrival.set()
         self.arrival = asyncio.Event()
         logger.info("worker %s joined, media travel by %s", card.worker_id, choice.transport)
@@ -275,7 +274,7 @@ class Serving:
         self._router.roster.stepped(worker_id, status.steps)
         self._router.load.reported(worker_id, status.ranks)
         until = time.monotonic() + OTHERS_S
-        for one in reversed(status.coming):  # the oldest are left out, as workers do
+        for one in reversed(status.coming):  # newest first: the oldest are dropped
             target = Target(worker_id, one.rank)
             self._router.in_flight.others_sent(target, one.new_blocks, one.media)
             if time.monotonic() > until:

@@ -83,7 +83,7 @@ def flaw_of(output: Output) -> str:
     if output.pooled is not None and (
         output.pooled.dtype not in _POOLED
         or output.pooled.ndim > _MOST_DIMENSIONS
-        or not output.pooled.numel()  # in no bytes it may have a billion rows
+        or not output.pooled.numel()  # empty, it may still have a billion rows
     ):
         return "what it pooled is no list of numbers"
     if output.kv_transfer_params is not None and not _is_json(output.kv_transfer_params):

@@ -125,7 +125,7 @@ class EventStream:
         self._stragglers_until = -math.inf
         self._enter(Phase.REPAIRING, "learning what was stored before we listened")
 
-    # The worker's life
+    # Lifetime
 
     def close(self) -> None:
         """Ignore all further messages: the worker's incarnation is gone."""
@@ -154,7 +154,7 @@ class EventStream:
         """Forget everything: the next connection may lead to another run."""
         self._connected = False
         if not self._ignores():
-            self._attempt += 1  # the answer to an earlier question is of no use
+            self._attempt += 1  # ignore answers to earlier questions
             self._ask_at = self._silent_since = math.inf
             self._failure = ""
             self._enter(Phase.REPAIRING, "the connection broke")
@@ -227,7 +227,7 @@ class EventStream:
         self._failure = ""
         if self.phase is Phase.CHECKING:
             self._silent_since = math.inf
-        self._forget_emptied()  # what was replayed is older
+        self._forget_emptied()  # replayed events are older
         self._enter(Phase.FOLLOWING)
         for sequence, payload in self._waiting.empty():
             # A gap asks again. The remaining messages came before that question, so its answer has
@@ -258,7 +258,7 @@ class EventStream:
         self._waiting.empty()
         return Replay(self._attempt, max(0, self._progress.next - 1))
 
-    # What the worker says of itself
+    # Reports of the worker
 
     def on_emptied(self, at: float, now: float) -> None:
         """Note when the worker cleared its blocks, by its clock; 0 for never. The event follows
@@ -295,7 +295,7 @@ class EventStream:
             logger.warning("%s: no connection, though the worker serves requests", self._label)
         return None
 
-    # What can be seen
+    # State
 
     @property
     def state(self) -> IndexState:

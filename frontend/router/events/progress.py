@@ -106,7 +106,7 @@ class Progress:
             return
         batch = self.read(payload)
         if batch is None:
-            # It may have said anything, and another replay would bring the same.
+            # The event is unknown, and another replay would bring the same.
             self.lose(f"event {sequence} can't be read", sequence + 1)
             return
         if sequence > self.next and not batch.begins_anew:

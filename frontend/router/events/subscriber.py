@@ -146,7 +146,7 @@ class KvEventSubscriber:
 
     def tick(self, now: float) -> None:
         for line in self._lines.values():
-            line.stream.go_on()  # whoever was at it may have been cancelled
+            line.stream.go_on()  # the task that applied it may be cancelled
             line.ask(line.stream.tick(now))
 
     def statistics(self) -> dict[int, StreamStatistics]:
@@ -207,7 +207,7 @@ class _Line:
         """Start a replay if the stream asks for one, replacing the one before."""
         if question is None:
             return
-        # The task of the one before may be the one that runs now, and ends by itself.
+        # The previous task may be the current one, which ends by itself.
         if self._replaying is not None and self._replaying is not asyncio.current_task():
             self._replaying.cancel()
         self._replaying = self._spawn(self._replay(question), "replay")
@@ -258,7 +258,7 @@ class _Line:
                     socket.send_multipart(asked, zmq.NOBLOCK)
                     while True:
                         frames = await self._receive(reader)
-                        limit.reschedule(None)  # what we ourselves take is not the worker's
+                        limit.reschedule(None)  # our own work is not the worker's delay
                         async with self._turns:
                             over = self._pass_on(question.attempt, frames)
                         await self._finish()
@@ -299,7 +299,7 @@ class _Line:
             socket.setsockopt(zmq.IPV6, 1)
             socket.setsockopt(zmq.RCVHWM, _RECEIVE_LIMIT)
             socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE)
-            # A dead host is noticed though it closed nothing.
+            # Heartbeats detect a dead host, which closes no connection.
             socket.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15_000)
             reader = LoopReader(socket)

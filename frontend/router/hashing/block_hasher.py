@@ -186,7 +186,7 @@ class BlockHasher:
                 last = sha256(before + last + data[start:end] + tail).digest()
                 append(last)
                 start = end
-        # A call of BlockHash per block would take a tenth of the time.
+        # Calling BlockHash per block would add a tenth of the time.
         return cast(list[BlockHash], hashes)
 
     def _tails(

@@ -42,7 +42,7 @@ class KvIndex:
         self._held: dict[int, _Slot] = {}
         self._retired: deque[tuple[int, _Slot]] = deque()
         self._suspended: set[Target] = set()
-        self._hidden: int | None = 0  # None until somebody asks, after a change
+        self._hidden: int | None = 0  # None after a change, until it is needed
 
     def store(
         self,

@@ -1,4 +1,4 @@
-"""What a request costs on each candidate, in tokens of the fleet's median worker.
+"""Cost of a request on each candidate, in tokens of the fleet's median worker.
 
 It is what the fleet would have to compute if the request went there::
 
@@ -11,7 +11,7 @@ It is what the fleet would have to compute if the request went there::
                    + STEP   if it has any request: half a step until the one that runs has ended )
 
 The pace is learned (``step_times.py``), the other factors are constants. The first three terms
-depend on the request, the others are the target's load. Overlaps come from index, predictions and
+depend on the request, the rest on the target's load. Overlaps come from index, predictions and
 windows, media from their placement. ``modes.py`` chooses.
 """
 
@@ -273,7 +273,7 @@ class Estimator:
             every = self._slots.mask(target).bit_count() if self._known.holdings(target) else 0
             # With one group alone vLLM looks at no block beyond the longest hit.
             looked_at = chain if windows + every > 1 else chain[:most]
-            # Where windowed groups are all it has, no full prefix is needed.
+            # With windowed groups only, no full prefix is needed.
             depth = max(0, depths.get(target, 0) - worker.drops_last_block) if every else most
             if windows:
                 indexes = [self._predicted.windows]

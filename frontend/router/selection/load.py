@@ -79,7 +79,7 @@ class LoadTracker:
         self._busy: set[Target] = set()
         self._loads: dict[Target, TargetLoad] = {}
         self._prices: dict[Target, float] = {}
-        self._next_expiry = math.inf  # or earlier, where a newer report came
+        self._next_expiry = math.inf  # a lower bound, after newer reports
         self._own: dict[Target, _Own] = {}
         self._ranks: dict[WorkerId, tuple[Target, ...]] = {}
         self._capacity: dict[WorkerId, tuple[int, int]] = {}

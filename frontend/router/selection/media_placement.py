@@ -130,8 +130,8 @@ class EncodedMedia:
     """For each target an LRU cache of the size of its encoder cache.
 
     An engine evicts an encoding only when it needs the room, which is small: as many tokens as a
-    step prefills. The last block that an item touches mostly holds text of the question too, so a
-    prompt whose picture is in the prefix cache needs the encoding again. Requests of other
+    step prefills. The last block that an item touches mostly holds text of the question too. So a
+    prompt whose picture is in the prefix cache still needs the encoding. Requests of other
     frontends are unknown. Source: ``EncoderCacheManager`` of vLLM 0.32.0 and 0.33.0.
     """
 

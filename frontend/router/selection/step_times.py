@@ -205,7 +205,7 @@ def _fit(sums: _Sums) -> Rates:
     squares += half * _TRUSTED_TOKENS**2
     ms += half * (2 * step + token * _TRUSTED_TOKENS)
     products += half * _TRUSTED_TOKENS * (step + token * _TRUSTED_TOKENS)
-    spread = steps * squares - tokens**2  # positive, unless the sums are of no steps at all
+    spread = steps * squares - tokens**2  # positive, unless there are no steps
     slope = (steps * products - tokens * ms) / spread if spread > 0.0 else token
     slope = min(max(slope, _FREEDOM[0] * token), _FREEDOM[1] * token)
     level = (ms - slope * tokens) / steps
