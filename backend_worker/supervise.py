@@ -86,8 +86,7 @@ def _end_descendants() -> None:
 
 
 def _cleans_up(pid: int) -> bool:
-    """Return whether this is Python's resource tracker: it removes unused shared memory, then
-    ends."""
+    """Return whether it is Python's resource tracker, which cleans shared memory and ends."""
     try:
         return b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except FileNotFoundError:

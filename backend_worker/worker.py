@@ -55,8 +55,7 @@ SAY_S = 5.0  # how long a leaving worker waits for a file system that hangs befo
 
 
 def run() -> None:
-    """Run a worker until SIGTERM or SIGINT. Exit with status 1 if it could not serve, with 2 if its
-    card can't be published."""
+    """Run until SIGTERM or SIGINT. Exit status 1: could not serve; 2: card not publishable."""
     args = parse(sys.argv[1:])
     configure_logging(args.process.log_setup(args.worker_id))
     vllms = Namespace(
@@ -108,8 +107,7 @@ async def _run(args: WorkerArgs) -> None:
 
 
 def _why_not(model: str, error: Exception) -> str:
-    """Explain why an engine did not start, by the first paragraph of vLLM's or Transformers'
-    error."""
+    """Explain a failed start by the first paragraph of vLLM's or Transformers' error."""
     said = str(error)
     if isinstance(error, ValidationError):
         said = error.errors()[0]["msg"].removeprefix("Value error, ")

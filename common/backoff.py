@@ -4,8 +4,7 @@ import math
 
 
 class Backoff:
-    """Compute the pause before each try, doubling up to a limit. Does not sleep itself, so it
-    serves event loops and threads."""
+    """Compute exponentially growing pauses. Never sleeps, so it serves loops and threads."""
 
     def __init__(self, first_s: float, longest_s: float, *, calm_s: float = math.inf) -> None:
         """Limit pauses to ``longest_s``. A try that ran for ``calm_s`` resets the backoff."""
@@ -15,8 +14,7 @@ class Backoff:
         self._next_s = first_s
 
     def next_s(self, ran_s: float = 0.0) -> float:
-        """Return the seconds to wait after a try of ``ran_s`` seconds failed; double the next
-        pause."""
+        """Return the seconds to wait after a try of ``ran_s`` seconds; double the next pause."""
         if ran_s > self._calm_s:
             self.reset()
         now = self._next_s

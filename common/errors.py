@@ -82,8 +82,7 @@ class CardError(MmRouterError):
 
 
 class CardIncompatibleError(CardError):
-    """A card would make hashes or tokens differ from the fleet's. Names the first differing field,
-    dotted, with both values."""
+    """A card would make hashes or tokens differ. Names the first such field, and both values."""
 
     def __init__(self, worker_id: str, field: str, ours: object, theirs: object) -> None:
         self.field = field
@@ -229,8 +228,7 @@ class TooManyStuckThreadsError(MmRouterError):
 
 
 class RetryBudgetError(MmRouterError):
-    """Another worker might succeed, but the retry budget is exhausted for ``wait_s`` more
-    seconds."""
+    """Another worker might succeed, but the retry budget is exhausted for ``wait_s`` seconds."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
 

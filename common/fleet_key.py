@@ -84,8 +84,7 @@ class FleetKey:
 
 
 def new(path: Path) -> None:
-    """Write a new key, readable by this user alone. Raises ConfigurationError: the file exists, or
-    can't be written."""
+    """Write a new key, readable by this user alone. Raises ConfigurationError."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:

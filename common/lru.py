@@ -13,8 +13,8 @@ class Lru(Generic[K, V]):
     are not None. Not thread-safe. ``weight`` is the total of all entries."""
 
     def __init__(self, budget: int, weigh: Callable[[V], int] = lambda _: 1) -> None:
-        """Limit the total weight to ``budget``. ``weigh`` must be constant for a value; by default
-        each entry weighs 1."""
+        """``budget`` limits the total weight. ``weigh`` must be constant per value; by default
+        1."""
         self.weight = 0
         self._budget = budget
         self._weigh = weigh

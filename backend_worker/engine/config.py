@@ -31,8 +31,7 @@ def served_ranks(parallel: ParallelConfig) -> list[int]:
 
 
 def check_launch(config: VllmConfig) -> None:
-    """Refuse launches under which a worker could not serve its ranks. Raises ConfigurationError:
-    names the flag and the reason."""
+    """Raise ConfigurationError for a launch whose ranks the worker could not serve."""
     parallel = config.parallel_config
     if parallel.data_parallel_size == 1:
         return
@@ -71,8 +70,7 @@ def prepare_environment(host: str) -> None:
 
 
 def with_our_defaults(args: AsyncEngineArgs, given: frozenset[str]) -> AsyncEngineArgs:
-    """Change engine arguments in place: set the defaults that routing needs unless the user gave
-    them."""
+    """Set the defaults that routing needs, in place, unless the user gave them."""
     for name in ("model", "tokenizer", "hf_config_path", "generation_config"):
         # The frontend reads these paths too, perhaps from another working directory, and the
         # model's name enters every media hash.

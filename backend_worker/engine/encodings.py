@@ -80,8 +80,7 @@ def kept_tokens(config: VllmConfig) -> int:
 
 
 def refuses(config: VllmConfig, operation: Operation) -> str:
-    """Return why an engine refuses an operation: encodings in host memory would outlive it. Empty
-    if it does not."""
+    """Return why an engine refuses an operation that encodings in host memory would outlive."""
     survived = isinstance(operation, ReloadWeights | ResetEncoderCache) or (
         isinstance(operation, Sleep) and operation.level > 1
     )
@@ -94,8 +93,7 @@ def refuses(config: VllmConfig, operation: Operation) -> str:
 
 
 class HostEncodings(ECCPUConnector):
-    """ECCPUConnector with a known memory name that skips media too large for it; vLLM's would end
-    the engine for these."""
+    """ECCPUConnector with a known memory name. Skips too large media; vLLM's would crash."""
 
     def __init__(self, vllm_config: VllmConfig, role: ECConnectorRole) -> None:
         named = copy.copy(vllm_config)

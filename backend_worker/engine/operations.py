@@ -113,8 +113,7 @@ class EngineState:
         return self
 
     def after(self, operation: Operation, *, rests: bool) -> "EngineState":
-        """Return the state after an operation; ``rests`` is the engine's answer whether it is
-        paused or asleep."""
+        """Return the state after an operation; ``rests``: the engine is paused or asleep."""
         state = self
         match operation:
             case Pause("keep") | Sleep(_, "keep"):

@@ -94,8 +94,7 @@ class RankLoad:
 
 
 async def answered(llm: AsyncLLM, call: Awaitable[_Answer]) -> _Answer:
-    """Await an engine's answer; vLLM would wait for a dead engine for ever. Raises EngineGoneError:
-    the engine died."""
+    """Await an answer; raise EngineGoneError if the engine dies. vLLM would wait for ever."""
     asking = asyncio.ensure_future(call)
     try:
         while not (await asyncio.wait({asking}, timeout=ALIVE_CHECK_S))[0]:
@@ -188,8 +187,7 @@ class Engine:
         return LocalRenderer(self._llm.renderer)
 
     async def supported_tasks(self) -> list[str]:
-        """Return vLLM's task names, for example ``generate``. Raises EngineGoneError: the engine
-        died."""
+        """Return vLLM's task names, for example ``generate``. Raises EngineGoneError."""
         return list(await answered(self._llm, self._llm.get_supported_tasks()))
 
     def served_model_names(self) -> list[str]:
@@ -348,8 +346,7 @@ class Engine:
                 await answered(self._llm, operate(self._llm, operation))
 
     async def rests(self) -> bool:
-        """Return whether the engine is paused or asleep. Raises EngineGoneError: the engine is
-        dead."""
+        """Return whether the engine is paused or asleep. Raises EngineGoneError."""
         return await answered(self._llm, self._llm.is_sleeping())
 
     def shutdown(self) -> None:

@@ -141,8 +141,7 @@ class Snapshot:
 
 
 class EventLog:
-    """Batches of one rank, kept in vLLM's buffer. For one thread, which calls :meth:`work` when
-    idle."""
+    """Batches of one rank, in vLLM's buffer. For one thread, which calls :meth:`work` when idle."""
 
     def __init__(self, kept: deque[Message], clock: Callable[[], float] = time.monotonic) -> None:
         self._kept = kept
@@ -190,8 +189,7 @@ class EventLog:
         return [*enumerate(snapshot.payloads, first), *snapshot.following]
 
     def work(self) -> bool:
-        """Make a part of a snapshot in well under a millisecond, or expire one; return whether
-        there is more."""
+        """Make a part of a snapshot (well below 1 ms), or expire one; return if there is more."""
         snapshot = self._snapshot
         if snapshot is None:
             return False

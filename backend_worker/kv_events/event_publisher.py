@@ -186,8 +186,7 @@ class FleetEventPublisher(ZmqEventPublisher):
                 time.sleep(_PAUSE_S)
 
     def _turn(self, log: EventLog, wait: float) -> bool:
-        """Publish some batches, waiting up to ``wait`` seconds for the first; return whether to
-        stop."""
+        """Publish some batches, waiting ``wait`` seconds for the first; return whether to stop."""
         for _ in range(_LIVE_FIRST):
             try:
                 batch = self._event_queue.get(timeout=wait)

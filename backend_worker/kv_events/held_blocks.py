@@ -31,8 +31,7 @@ Kind: TypeAlias = BlockStored  # without blocks: what those of a run have in com
 
 
 class Run:
-    """Held blocks of one shelf and kind, each the child of the one before. The parent of the first
-    block need not be held."""
+    """Held blocks of one shelf and kind, a chain. The first one's parent need not be held."""
 
     __slots__ = ("hashes", "kind", "parent")
 

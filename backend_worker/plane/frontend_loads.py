@@ -48,8 +48,7 @@ class FrontendLoads:
 
 
 class Account:
-    """Load of one frontend. An account is closed by ending its requests: a running one is load for
-    other frontends."""
+    """Load of one frontend. Close it by ending its requests: a running one still loads the rank."""
 
     def __init__(self, loads: FrontendLoads) -> None:
         self._loads = loads

@@ -48,8 +48,7 @@ class LoadReports:
         self.loads = FrontendLoads(engine.ranks, self._changed.set)
 
     def status(self, session: Session) -> Status:
-        """Return the worker's load for this session, and the requests of other frontends since the
-        last report."""
+        """Return the worker's load, and other frontends' requests since the last report."""
         session.account.told()
         coming = list(session.coming)
         session.coming.clear()
@@ -78,8 +77,7 @@ class LoadReports:
         )
 
     def _adapters(self, session: Session) -> tuple[list[HeldAdapter] | None, list[str] | None]:
-        """Return the changes that a frontend was not sent yet: all adapters, and the active
-        ones."""
+        """Return what a frontend was not sent yet: all adapters, and the active ones."""
         ours = self._engine.adapters
         held, active = None, None
         if session.adapters_told != ours.changes:
@@ -92,8 +90,7 @@ class LoadReports:
 
     @staticmethod
     def spread(submit: Submit, rank: int, others: Iterable[Session]) -> None:
-        """Queue a request's new blocks and media for other frontends. Capped, so that one request
-        can't burden them more."""
+        """Queue a request's new blocks and media for other frontends, up to a limit."""
         told = (one.mm_hash for one in submit.media if len(one.mm_hash) <= LONGEST_MM_HASH)
         media = list(dict.fromkeys(itertools.islice(told, MOST_NEW_MEDIA)))
         if not submit.new_blocks and not media:
@@ -103,8 +100,7 @@ class LoadReports:
             other.coming.append(coming)
 
     async def tell(self, listeners: Callable[[], Iterable[Callable[[], Awaitable[None]]]]) -> None:
-        """Send each frontend the changed load of the others, until cancelled. ``tell`` must not
-        wait for a frontend."""
+        """Report changed loads to each frontend, until cancelled. Listeners must not wait."""
         while True:
             await self._changed.wait()
             self._changed.clear()

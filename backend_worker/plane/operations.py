@@ -155,8 +155,7 @@ class Operations:
         )
 
     async def _hurry(self) -> None:
-        """Abort the requests that the running operation waits for. A hanging engine ends
-        neither."""
+        """Abort the requests that the running operation waits for. A hung engine ends neither."""
         self._hurrying = True
         try:
             if error := await self._tried(Pause("abort", clear_cache=False)):

@@ -159,8 +159,7 @@ class WorkerService:
         return str(self._socket.plain.getsockopt_string(zmq.LAST_ENDPOINT))
 
     async def run(self) -> None:
-        """Serve until cancelled or closed, or until the engine dies. Raises EngineGoneError: the
-        engine died; the worker should end."""
+        """Serve until cancelled or closed. Raises EngineGoneError: the worker should end."""
         if self._closed:
             return
         async with asyncio.TaskGroup() as group:
@@ -176,8 +175,7 @@ class WorkerService:
             ]
 
     async def close(self) -> None:
-        """Stop serving, abort requests, close every session, free the port. Later calls do
-        nothing."""
+        """Stop serving: abort requests, close sessions, free the port. Later calls do nothing."""
         if self._closed:
             return
         self._closed = True
@@ -346,8 +344,7 @@ class WorkerService:
         await self._send(session, Failed(request_id, FailureKind.BUSY, reason))
 
     def _fail(self, session: Session, request_id: RequestId, reason: str) -> None:
-        """Fail a request that was not taken. Without an Ack: one with its id may run and hold
-        memory."""
+        """Fail a request without an Ack: another one of its id may run and hold memory."""
         logger.warning("request %s refused: %s", request_id, reason)
         failed = Failed(request_id, FailureKind.PROTOCOL, sendable(reason))
         self._aside(self._send(session, failed), session)
@@ -355,8 +352,7 @@ class WorkerService:
     def _aside(
         self, work: Coroutine[None, None, None], session: Session | None = None
     ) -> asyncio.Task[None]:
-        """Run slow work in a task, count its failures, and charge it to the session if there is
-        one."""
+        """Run slow work in a task; count its failures, and charge it to a session."""
         task = asyncio.create_task(work)
         self._asides.add(task)
         if session is not None:

@@ -93,8 +93,7 @@ class Absent:
         )
 
     def look(self, *, some: bool) -> None:
-        """Log that no frontend has come yet, after a minute and then every ten; ``some`` ends
-        this."""
+        """Log after a minute, then every ten, that no frontend has come; ``some`` ends this."""
         if some:
             self._lonely_at = math.inf
         if time.monotonic() < self._lonely_at:

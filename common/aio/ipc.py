@@ -34,8 +34,7 @@ class Frames(Generic[Got]):
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Got]:
-        """Yield the messages that are complete now. Raises msgspec.MsgspecError: the data is
-        malformed."""
+        """Yield the messages that are complete now. Raises msgspec.MsgspecError."""
         self._buffer += data
         while len(self._buffer) >= _HEAD.size:
             (length,) = _HEAD.unpack_from(self._buffer)
@@ -55,8 +54,7 @@ class FrameProtocol(asyncio.Protocol, Generic[Got]):
     def __init__(
         self, kind: object, on_message: Callable[[Got], None], on_lost: Callable[[], None]
     ) -> None:
-        """Read messages of a kind; ``on_lost`` is called once, when the peer is gone or sent
-        malformed data."""
+        """``on_lost`` is called once, when the peer is gone or sent malformed data."""
         self._frames: Frames[Got] = Frames(kind)
         self._on_message = on_message
         self._on_lost = on_lost

@@ -34,8 +34,7 @@ def end_with_parent(number: signal.Signals | None) -> None:
 
 
 class SpawnedProcess:
-    """A child process with the other end of a socket pair. Our end reports EOF once the child
-    ends."""
+    """A child process on a socket pair. Our end reports EOF once the child ends."""
 
     def __init__(
         self,
@@ -120,8 +119,7 @@ class StopSignals:
         await self._asked.wait()
 
     async def at_once(self, timeout: float | None = None) -> bool:
-        """Wait until the process should end at once, or for the time-out; return whether it
-        should."""
+        """Wait until the process should end at once; return False on time-out."""
         try:
             async with asyncio.timeout(timeout):
                 await self._at_once.wait()

@@ -42,8 +42,7 @@ class Alias:
     takes_value: bool = True
 
     def values(self, name: str, value: str) -> list[tuple[str, str]]:
-        """Return our flags with their values. Raises ConfigurationError: the value has no
-        counterpart."""
+        """Return our flags with their values. Raises ConfigurationError: no counterpart."""
         try:
             return list(zip(self.flags, self.convert(value), strict=True))
         except ValueError as error:
@@ -81,8 +80,7 @@ class Names:
         return [f"{flag}={ours}" for flag, ours in alias.values(name, value)]
 
     def in_file(self, file: ConfigFile) -> ConfigFile:
-        """Replace aliases in a file. Raises ConfigurationError: no counterpart, or a duplicate
-        key."""
+        """Replace a file's aliases. Raises ConfigurationError: no counterpart, or a duplicate."""
         values: dict[str, object] = {}
         for key, value in file.values.items():
             for ours, converted in self._of_key(file, key, value):

@@ -29,8 +29,7 @@ EMPTY: Final = "is empty: leave it out if that is not meant"
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """Contents of a configuration file by key, with dashes for underscores; None for a key without
-    a value."""
+    """A configuration file by key, with dashes for underscores; None for a key without a value."""
 
     path: Path
     values: Mapping[str, object]
@@ -293,8 +292,7 @@ def range_of(field: FieldInfo) -> str:
 
 
 def default_of(name: str, field: FieldInfo) -> str:
-    """Return a field's default with its unit, as help shows it. Empty if there is none, or if the
-    machine decides."""
+    """Return a default with its unit; empty if there is none, or the machine decides."""
     default = None if field.default_factory is not None else field.get_default()
     match default:
         case None:

@@ -49,8 +49,7 @@ class KnownFlags(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, command: str) -> Self | None:
-        """Load the flags of ``frontend`` or ``worker`` for the installed vLLM; None if it is
-        unsupported."""
+        """Load the flags of ``frontend`` or ``worker``; None for an unsupported vLLM."""
         try:
             return msgspec.json.decode(file_of(command).read_bytes(), type=cls)
         except FileNotFoundError:

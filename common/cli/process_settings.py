@@ -54,8 +54,7 @@ class ProcessSettings(FlagSettings):
         return level.lower() if isinstance(level, str) else level
 
     def fleet_key(self) -> FleetKey | None:
-        """Read the fleet's key, None if there is none. Raises ConfigurationError: the file can't be
-        used."""
+        """Read the fleet's key, None if there is none. Raises ConfigurationError."""
         return None if self.fleet_key_file is None else FleetKey.read(self.fleet_key_file)
 
     def log_setup(self, process: str) -> LogSetup:

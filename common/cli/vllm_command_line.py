@@ -97,8 +97,7 @@ class VllmParser(FlexibleArgumentParser):
         return self.refusal(name) or self.refusal(name.removeprefix("no_"))
 
     def given(self, argv: Sequence[str]) -> dict[str, object]:
-        """Return the arguments on a command line, without defaults. Raises ConfigurationError: it
-        is wrong."""
+        """Return the arguments given, without defaults. Raises ConfigurationError."""
         kept = [(action, action.default) for action in self._actions]
         try:
             for action, _ in kept:
@@ -194,8 +193,7 @@ def _said(
 
 
 def pass_level_on(ours: Namespace, args: Namespace) -> None:
-    """Copy our ``--log-level`` to vLLM's arguments, unless it comes from our environment
-    variable."""
+    """Copy our ``--log-level`` to vLLM's arguments, unless it is from our environment variable."""
     said = ProcessSettings.given(ours).get("log_level")
     if said is not None and said.layer != "environment":
         args.log_level = ProcessSettings.from_args(ours).log_level.upper()

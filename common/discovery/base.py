@@ -54,18 +54,15 @@ CardChange = CardPresent | CardGone | CardRefused
 
 
 class CardPublisher(ABC):
-    """Publish a worker's card and renew its lease in the background. The next renewal republishes a
-    lost card."""
+    """Publish a worker's card and keep its lease. A renewal republishes a lost card."""
 
     @abstractmethod
     async def check(self, worker_id: WorkerId, incarnation: Incarnation) -> None:
-        """Check that the card could be published, before an engine starts for minutes. Raises
-        DiscoveryError: it can't."""
+        """Raise DiscoveryError if no card can be published, before an engine starts for minutes."""
 
     @abstractmethod
     async def publish(self, card: WorkerCard) -> None:
-        """Publish the card, or replace the earlier one. Raises DiscoveryError: it can't be
-        published."""
+        """Publish the card, or replace the earlier one. Raises DiscoveryError."""
 
     @abstractmethod
     async def withdraw(self) -> None:
@@ -111,8 +108,7 @@ class Discovery(ABC):
     @classmethod
     @abstractmethod
     def from_url(cls, url: SplitResult) -> Self:
-        """Return the place of a URL. Raises ConfigurationError: it names none; the message begins
-        with the fault."""
+        """Open a URL's place. Raises ConfigurationError, whose message begins with the fault."""
 
     @abstractmethod
     def publisher(self, key: FleetKey | None = None, *, renew_s: float = RENEW_S) -> CardPublisher:
@@ -139,8 +135,7 @@ def options_of(url: SplitResult, known: Sequence[str]) -> dict[str, str]:
 
 
 class RenewedPublisher(CardPublisher):
-    """Publisher with a renewal task, and a withdrawal that does not wait for an unresponsive
-    place."""
+    """Publisher with a renewal task. Withdrawing does not wait for an unresponsive place."""
 
     place: ClassVar[str]
 

@@ -19,8 +19,7 @@ _MAC: Final = re.compile(rb',"mac":"([0-9a-f]{64})"\}\Z')
 
 
 def seal(card: WorkerCard, key: FleetKey | None) -> bytes:
-    """Serialize a card, with a MAC if there is a key. Raises DiscoveryError: it is too large for
-    frontends."""
+    """Serialize a card, with a MAC if there is a key. Raises DiscoveryError: too large."""
     content = card.to_json()
     if len(content) > CARD_LIMITS.most_bytes:
         raise DiscoveryError(

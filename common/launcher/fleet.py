@@ -214,8 +214,7 @@ def pause(seconds: float) -> None:
 
 
 def _in_the_child() -> None:
-    """End a child with its launcher, even if the launcher is killed before the sweeper knows the
-    child."""
+    """End a child with its launcher, even before the sweeper knows the child."""
     end_with_parent(signal.SIGTERM)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPED_BY)
 

@@ -55,8 +55,7 @@ def told(arguments: list[str], option: str) -> Told:
 
 
 def read_config(path: Path) -> dict[str, object]:
-    """Return the file's keys, with dashes; none for an invalid file, which the frontend reports
-    better."""
+    """Return the file's keys, with dashes; none if invalid, which the frontend reports."""
     import yaml
 
     try:

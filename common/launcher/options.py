@@ -115,8 +115,7 @@ class _Parser(argparse.ArgumentParser):
 
 class Request:
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Split the arguments, without checks. Raises ConfigurationError: a flag or variable is
-        unknown."""
+        """Split the arguments, unchecked. Raises ConfigurationError: an unknown one."""
         self._by_variable = FROM_ENVIRONMENT in argv
         self._environ = environ
         self._known = {
@@ -277,8 +276,7 @@ class Request:
             )
 
     def model(self) -> str:
-        """Return the workers' model; the demo's is made later. Raises ConfigurationError: it is
-        missing or incomplete."""
+        """Return the workers' model. Raises ConfigurationError: it is missing or incomplete."""
         model = self.own.model
         if model is None:
             return demo.model_of(self.flags)

@@ -58,8 +58,7 @@ class Sessions:
         return found
 
     def end(self, hurry: Callable[[float], bool]) -> None:
-        """End every process, and remove their files. ``hurry`` waits for some seconds and returns
-        whether to kill at once."""
+        """End all processes and remove their files. ``hurry`` waits, and says if to kill now."""
         self.look()
         # Each leader is asked to end its own children; the rest are ended here.
         for leader in self.leaders:
@@ -151,8 +150,7 @@ class Sweeper:
         self._tell(_KILL)
 
     def ended(self) -> bool:
-        """Return whether all processes have ended. A killed child is replaced, and the new one
-        continues."""
+        """Return whether all processes have ended. A killed child is replaced."""
         if not self._gone():
             return False
         if self._done:

@@ -19,8 +19,7 @@ SHARED: Final = Partition("")  # of all requests without a salt. Hashes in it ar
 
 
 def partition_of(salt: str | None, owner: str = "") -> Partition:
-    """Return the partition of a salt, and of an owner (without NUL) if salts of owners are
-    separate."""
+    """Return the partition of a salt, and of an owner (without NUL) with salts of its own."""
     if not salt and not owner:
         return SHARED
     # JSON can carry lone surrogates.

@@ -55,8 +55,7 @@ def check_decoded(modality: str, media: object) -> None:
 
 
 def check_options(options: Mapping[str, object]) -> None:
-    """Refuse processor options that are media, or take unbounded memory or time. Raises
-    VLLMValidationError (400)."""
+    """Refuse options that are media or unbounded in cost. Raises VLLMValidationError (400)."""
     for name, value in options.items():
         if name in _MEDIA_ARGUMENTS:
             raise VLLMValidationError(f"mm_processor_kwargs: {name} is no option of a processor")

@@ -61,8 +61,7 @@ class _Kind(NamedTuple):
 
 
 def load(data: bytes) -> torch.Tensor:
-    """Return the tensor of a file. Raises TensorFileError: it is another file, or its tensor is
-    larger than the file."""
+    """Return the tensor of a file. Raises TensorFileError: no tensor, or larger than the file."""
     if data.count(_ENTRY) > MAX_RECORDS:
         raise TensorFileError("it has too many records: send one tensor")
     try:

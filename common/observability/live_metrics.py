@@ -67,8 +67,7 @@ class Row(NamedTuple):
 
 
 class Asked(Collector):
-    """Metrics with common labels, computed when they are read, so that removed objects
-    disappear."""
+    """Metrics with common labels, computed on read, so that removed objects disappear."""
 
     def __init__(
         self,

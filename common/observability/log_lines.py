@@ -57,8 +57,7 @@ class LogSetup:
 
 
 class TextLines(logging.Formatter):
-    """``INFO 2026-11-26 05:12:44 [frontend 4f1e…] frontend.app: message``, with the request's
-    id."""
+    """``INFO 2026-11-26 05:12:44 [frontend ID-OF-REQUEST] frontend.app: message``."""
 
     def __init__(self, process: str) -> None:
         layout = "%(levelname)s %(asctime)s %(place)s %(name)s: %(message)s"

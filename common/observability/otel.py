@@ -234,8 +234,7 @@ def _exporter(endpoint: str) -> SpanExporter:
 
 
 def _provider(exporter: SpanExporter | None, instance: str) -> TracerProvider:
-    """Return a provider by OpenTelemetry's variables. Raises ConfigurationError: a variable is
-    unusable."""
+    """Return a provider by OpenTelemetry's variables. Raises ConfigurationError."""
     resource = Resource.create({"service.instance.id": instance})
     try:
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)

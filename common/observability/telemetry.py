@@ -321,8 +321,7 @@ NVTX_DOMAIN: Final = "mmrouter"
 
 
 def enable_nvtx() -> None:
-    """Emit an NVTX range per stage from now on. Raises ConfigurationError: the package is
-    missing."""
+    """Emit an NVTX range per stage from now on. Raises ConfigurationError: package missing."""
     global _nvtx
     try:
         import nvtx

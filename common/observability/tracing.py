@@ -50,8 +50,7 @@ class Kind(Enum):
 
 
 class Span(Protocol):
-    """A unit of work in a trace, with ids in hexadecimal digits; the sampler decides on its
-    export."""
+    """A span of a trace, with ids in hexadecimal digits; the sampler decides on its export."""
 
     @property
     def recording(self) -> bool: ...
@@ -89,8 +88,7 @@ class Span(Protocol):
         """Set the name, once it is known."""
 
     def end(self, error: str | None = None) -> None:
-        """End the span, with the type of an error if any. Never a message: it may quote a user.
-        Later calls do nothing."""
+        """End it once, with an error's type. Never a message: it may quote a user."""
 
 
 class Tracer(Protocol):

@@ -123,8 +123,7 @@ class ModelSettings(_Frozen):
 
 
 class OutputSettings(_Frozen):
-    """Settings of structured outputs and reasoning: fields of vLLM's ``structured_outputs_config``
-    and ``reasoning_config``."""
+    """Fields of vLLM's ``structured_outputs_config`` and ``reasoning_config``."""
 
     backend: str
     disable_any_whitespace: bool
@@ -163,8 +162,7 @@ class CacheSettings(_Frozen):
 
 
 class Adapter(_Frozen):
-    """A LoRA adapter; fields are those of vLLM's ``--lora-modules``. Name and path enter block
-    hashes."""
+    """A LoRA adapter, as in vLLM's ``--lora-modules``. Name and path enter block hashes."""
 
     name: Annotated[str, AfterValidator(_name)]
     path: Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_on_one_line)]

@@ -94,8 +94,7 @@ class _OneKey:
 
 
 async def count_refusals(monitor: zmq.asyncio.Socket, socket: str) -> None:
-    """Count refused connections, by a socket's monitor for :data:`REFUSALS`, until cancelled; log
-    the first."""
+    """Count refused connections by a monitor for :data:`REFUSALS`; log the first."""
     first = True
     while True:
         await recv_monitor_message(monitor)
@@ -121,8 +120,7 @@ def leaves_host(endpoint: str) -> bool:
 
 
 def check_bind(endpoint: str, key: FleetKey | None) -> None:
-    """Refuse to bind beyond this host without a key. Raises ConfigurationError: says how to get
-    one."""
+    """Raise ConfigurationError for a bind beyond this host without a key."""
     if key is None and leaves_host(endpoint):
         raise ConfigurationError(
             f"{endpoint} leaves this host, where anybody could read prompts and answers: make a "
@@ -132,8 +130,7 @@ def check_bind(endpoint: str, key: FleetKey | None) -> None:
 
 
 def check_address(endpoint: str) -> None:
-    """Refuse a foreign address or a used port before an engine starts for minutes. Raises
-    ConfigurationError: says which."""
+    """Raise ConfigurationError for a foreign address or used port, before an engine starts."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     if not endpoint.startswith("tcp://") or host == "*":
         return
@@ -150,8 +147,7 @@ def check_address(endpoint: str) -> None:
 
 
 def check_card(card: WorkerCard, key: FleetKey | None) -> None:
-    """Refuse a worker with another key before anything is sent to it. Raises CardKeyError: says
-    what to do."""
+    """Raise CardKeyError for a worker with another key, before anything is sent to it."""
     ours = None if key is None else key.fingerprint
     if card.fleet_key != ours:
         raise CardKeyError(

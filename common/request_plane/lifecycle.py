@@ -92,8 +92,7 @@ class Lifecycle:
         return self._state in FINAL
 
     def on(self, event: Event) -> None:
-        """Take an event's transition. Raises ProtocolError: the event can't happen in this state,
-        which stays."""
+        """Take a transition. Raises ProtocolError: impossible here; the state stays."""
         following = TRANSITIONS.get((self._state, event))
         if following is None:
             raise ProtocolError(f"unexpected {event!s} while a request is {self._state!s}")

@@ -89,8 +89,7 @@ class LoopReader:
                     raise asyncio.CancelledError
 
     def stop(self) -> None:
-        """Stop receiving and cancel a waiting task, even one that was woken already, unless its
-        loop is closed."""
+        """Stop receiving and cancel a waiter, even a woken one, unless its loop is closed."""
         self._stopped = True
         self._unwatch()
         if self._reader is not None and not self._reader.get_loop().is_closed():
@@ -159,8 +158,7 @@ class LoopSocket:
         return await self._reader.receive()
 
     def send(self, frames: Sequence[Frame | zmq.Frame], *, copy: bool = False) -> None:
-        """Send, or raise zmq.Again if there is no room. Copying small frames costs less than
-        tracking zero-copy ones."""
+        """Send or raise zmq.Again. For small frames a copy costs less than tracking zero-copy."""
         try:
             self.plain.send_multipart(frames, zmq.NOBLOCK, copy=copy)
         finally:

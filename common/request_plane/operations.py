@@ -54,8 +54,7 @@ class Resume(msgspec.Struct, frozen=True, tag="resume"):
 
 
 class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_prefix_cache"):
-    """Clear KV blocks, and optionally the KV connector's. Running requests either restart or
-    prevent it."""
+    """Clear KV blocks, perhaps the KV connector's too. Running requests restart or prevent it."""
 
     reset_running_requests: bool = False
     reset_external: bool = False

@@ -394,8 +394,7 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
 
 
 class Figures(msgspec.Struct, frozen=True, tag="figures"):
-    """The worker's own metrics, vLLM's and ours, in Prometheus's text format; empty if too
-    large."""
+    """The worker's metrics, vLLM's and ours, as Prometheus text; empty if too large."""
 
     number: Count
     page: Annotated[bytes, msgspec.Meta(max_length=MOST_FIGURES_BYTES)]

@@ -67,19 +67,16 @@ def _no_collection(nbytes: int) -> Iterator[None]:
 
 
 class Codec(Generic[M]):
-    """Encodes any message and decodes those of one direction. Not thread-safe, like the encoder
-    beneath it: one per event loop."""
+    """Encodes any message, decodes one direction's. Not thread-safe: one per event loop."""
 
     def __init__(self, incoming: Any) -> None:
-        """Take the union of incoming messages, for example
-        :data:`common.request_plane.protocol.ToWorker`."""
+        """``incoming`` is a union, such as :data:`common.request_plane.protocol.ToWorker`."""
         self._encoder = _StrictEncoder()
         self._decoder = _StrictDecoder(incoming)
         self._about = msgspec.msgpack.Decoder(About)
 
     def encode(self, message: msgspec.Struct, media_frames: Sequence[Frame] = ()) -> list[Frame]:
-        """Encode a message, media frames last. Copies no tensor. Raises ProtocolError: a value has
-        no encoding."""
+        """Encode a message, media frames last, copying no tensor. Raises ProtocolError."""
         try:
             frames: list[Frame] = list(self._encoder.encode(message))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -88,8 +85,7 @@ class Codec(Generic[M]):
         return [count, *frames, *media_frames]
 
     def decode(self, frames: Sequence[memoryview]) -> tuple[M, Sequence[memoryview]]:
-        """Decode a message; return it and its media frames. Raises ProtocolError: the frames are
-        not a message of this direction."""
+        """Return the message and its media frames. Raises ProtocolError: malformed."""
         if len(frames) < 2 or len(frames[0]) != 4:
             raise ProtocolError(f"{len(frames)} frames are not a message")
         count = int.from_bytes(frames[0], "little")

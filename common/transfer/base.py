@@ -85,8 +85,7 @@ def _nothing() -> None:
 
 
 class Turns:
-    """Let one caller through per turn of the event loop, so that a burst of items does not block
-    it."""
+    """Let one caller through per turn of the event loop, which a burst would block."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -206,16 +205,14 @@ class MmKwargsSender(ABC):
         return handle
 
     def send_held(self, mm_hash: MmHash) -> MediaHandle | None:
-        """Send an item that this transport still has, else return None. Never copies nor waits, so
-        it may run on the event loop."""
+        """Send an item this transport still has, or return None. Never copies nor waits."""
         handle = self._send_held(mm_hash)
         if handle is not None:
             self.count_sent(handle)
         return handle
 
     def send_encoded(self, mm_hash: MmHash, source: MediaSource) -> MediaHandle | None:
-        """Send a medium's encoded file, on the event loop; None if this transport carries
-        tensors."""
+        """Send the encoded file, on the event loop; None if this transport carries tensors."""
         return None
 
     def add_offer(self, offer: TransferOffer) -> TransferOffer:

@@ -26,8 +26,7 @@ _POOL: Final = ThreadPoolExecutor(thread_name_prefix="checksum")
 
 
 class Checksum:
-    """Checksum of one segment, header included, made of its pieces. Thread-safe; tags are computed
-    without the GIL."""
+    """Checksum of one segment, header included. Thread-safe; works without the GIL."""
 
     def __init__(self, key: bytes, generation: int, mm_hash: MmHash) -> None:
         self._cipher = AESGCM(key)
@@ -41,8 +40,7 @@ class Checksum:
         self._tags[number] = self._tag(number, b"", piece)
 
     def digest(self, length: int) -> bytes:
-        """Return :data:`TAG_SIZE` bytes, once all pieces of a segment of ``length`` bytes were
-        added."""
+        """Return :data:`TAG_SIZE` bytes for a segment's length, once all pieces were added."""
         # The length in front, so that no two segments have the same text.
         text = length.to_bytes(8, "little") + self._hash.encode()
         tags = b"".join(tag for _, tag in sorted(self._tags.items()))

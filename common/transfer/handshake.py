@@ -58,8 +58,7 @@ class NixlOffer(BaseModel):
         return _FORMAT + base64.b64encode(metadata).decode()
 
     def unpack_metadata(self) -> bytes:
-        """Decode agent metadata. Raises ArenaUnavailableError: the frontend checks segments in
-        another way, or it is not base64."""
+        """Decode agent metadata. Raises ArenaUnavailableError: other check method, or no base64."""
         if not self.metadata.startswith(_FORMAT):
             raise ArenaUnavailableError(
                 "the frontend checks what NIXL carries in another way; run the same version of "

@@ -36,8 +36,7 @@ _Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=255)]
 
 
 class ItemMetadata(BaseModel):
-    """Fields of every transport: the item, and the bytes of its envelope and of each buffer in
-    order."""
+    """Fields of every transport: the item, and the bytes of its envelope and each buffer."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -56,8 +55,7 @@ class ItemMetadata(BaseModel):
 
 
 class ShmMetadata(ItemMetadata):
-    """An item in an arena that the worker has mapped: the offset of its header from the start, and
-    its generation."""
+    """An item in a mapped arena: its header's offset from the start, and its generation."""
 
     envelope_size: _Envelope
     transport: Literal["shm"] = "shm"

@@ -97,8 +97,7 @@ def better(mode: TransferMode, choice: TransportChoice) -> tuple[Transport, ...]
 
 
 def choose_transport(mode: TransferMode, proven: Collection[Transport]) -> TransportChoice:
-    """Choose the transport for one worker among those ``proven``: it has read their present
-    probe."""
+    """Choose a worker's transport among ``proven``: it has read their present probe."""
     if mode is TransferMode.DISABLED:
         return TransportChoice("reference")
     names = wanted(mode)

@@ -168,8 +168,7 @@ IDLE: Mapping[str, str] = MappingProxyType(
 
 
 def check_arguments(args: AsyncEngineArgs) -> None:
-    """Refuse arguments that a frontend couldn't follow. Raises ConfigurationError: names the
-    argument and the reason."""
+    """Raise ConfigurationError for arguments that a frontend couldn't follow."""
     for name, reason in REFUSED.items():
         # This plug-in has two names.
         if getattr(args, name) or getattr(args.structured_outputs_config, name, None):
@@ -185,8 +184,7 @@ def check_arguments(args: AsyncEngineArgs) -> None:
 
 
 def check_configuration(config: VllmConfig) -> None:
-    """Refuse a resolved configuration that a frontend couldn't follow. Raises
-    ConfigurationError."""
+    """Raise ConfigurationError for a resolved configuration that a frontend couldn't follow."""
     _check_connector(config)
     media = config.model_config.multimodal_config
     if media is None:

@@ -21,8 +21,7 @@ from common.request_plane.card import (
 
 
 def model_settings(model: ModelConfig) -> ModelSettings:
-    """Return the settings that decide tokens and media hashes. Text models have vLLM's defaults for
-    media."""
+    """Return settings that decide tokens and media hashes; text models have media defaults."""
     media = model.multimodal_config or MultiModalConfig()
     return ModelSettings(
         model=model.model,

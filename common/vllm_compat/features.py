@@ -82,8 +82,7 @@ def forget_evicted_media(renderer: "BaseRenderer") -> None:
 def profiler_options(
     llm: "EngineClient", options: ProfilerOptions | None
 ) -> dict[str, ProfilerOptions]:
-    """Return options for a profile, supported from 0.33 on. Raises OperationRefusedError: this vLLM
-    takes none."""
+    """Return a profile's options (vLLM 0.33). Raises OperationRefusedError: unsupported."""
     if options is None:
         return {}
     if "profiler_kwargs" not in signature(llm.start_profile).parameters:

@@ -46,8 +46,7 @@ def platform_name() -> str:
 
 
 def check_device() -> None:
-    """Check that an engine of the installed build could start here. Raises NoDeviceError: it needs
-    a device, and none is visible."""
+    """Raise NoDeviceError if the installed build needs a device and none is visible."""
     # Not above: frontends call use_cpu_only before vLLM is imported.
     from vllm.platforms import current_platform
 
@@ -102,8 +101,7 @@ def fault_of(model: str, given: Iterable[str] = ()) -> str | None:
 
 
 def model_in(argv: Sequence[str]) -> tuple[str, frozenset[str]] | None:
-    """Return the model and the flag names on a worker's command line; None if a file of flags may
-    say more."""
+    """Return the model and flag names in ``argv``; None if a file of flags may say more."""
     flags = {
         word.partition("=")[0].lstrip("-").replace("-", "_") for word in argv if word[:1] == "-"
     }

@@ -47,8 +47,7 @@ _OLD_TOKEN: Final = "etcdserver: revision of auth store is old"
 
 
 class EtcdRefusedError(DiscoveryError):
-    """etcd refused a valid request: no such object (an expired lease, for example), or a
-    duplicate."""
+    """etcd refused a valid request: the object is missing (an expired lease), or exists."""
 
     def __init__(self, error: grpc.aio.AioRpcError) -> None:
         super().__init__(f"etcd refuses: {error.details()}")
@@ -91,8 +90,8 @@ class _Member:
 
 
 class EtcdClient:
-    """etcd client for one event loop; connects on first use. All methods raise DiscoveryError if no
-    member answers."""
+    """For one event loop; connects on first use. Methods raise DiscoveryError if no member
+    answers."""
 
     def __init__(self, access: EtcdAccess) -> None:
         self._access = access
@@ -161,8 +160,7 @@ class EtcdClient:
                 raise
 
     async def check_put(self, key: bytes) -> None:
-        """Check the permission to put a key, without a put. Raises DiscoveryError: it is
-        missing."""
+        """Raise DiscoveryError if we must not put a key. Puts nothing."""
         # etcd checks the permission first, and no key has a version below 0.
         never = rpc.Compare(key=key, target=rpc.Compare.VERSION, result=rpc.Compare.LESS, version=0)
         put = rpc.RequestOp(request_put=rpc.PutRequest(key=key))

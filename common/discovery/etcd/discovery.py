@@ -1,5 +1,4 @@
-"""Cards as keys of etcd: a worker puts one under a lease, frontends poll all keys below a
-prefix."""
+"""Cards as etcd keys: workers put them under a lease, frontends poll all below a prefix."""
 
 import asyncio
 import logging

@@ -95,8 +95,7 @@ def _step(here: int, name: str, *, create: bool) -> int:
 
 
 def _check_way(path: Path, at: Path, status: os.stat_result) -> None:
-    """Refuse a parent in which other users could replace our files; /tmp with its sticky bit
-    passes."""
+    """Refuse a parent in which others could replace our files. /tmp's sticky bit suffices."""
     movable = status.st_mode & _OTHERS_WRITE and not status.st_mode & stat.S_ISVTX
     if movable or not _is_trusted(status.st_uid):
         raise _refusal(path, _described(at, status))

@@ -135,8 +135,7 @@ class FileCardPublisher(RenewedPublisher):
         await asyncio.to_thread(self._file.remove)
 
     async def _sweep(self) -> None:
-        """Remove the cards of killed workers. A worker that was only suspended writes its card
-        again."""
+        """Remove the cards of killed workers. One that was only suspended writes its card again."""
         before: dict[str, Version] = {}
         while True:
             await asyncio.sleep(self._sweep_s)

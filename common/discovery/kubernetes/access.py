@@ -31,8 +31,7 @@ CREDENTIALS_S: Final = 15.0
 
 
 def configured(access: KubernetesAccess) -> Configuration:
-    """Read the credentials. Blocks: reads files, and may run a program. Raises DiscoveryError: they
-    are missing or invalid."""
+    """Read the credentials. Blocks: may run a program. Raises DiscoveryError."""
     found = Configuration()
     # Many clusters' certificates lack an extension that Python 3.13 requires. The authority and the
     # host name are checked all the same.

@@ -74,8 +74,7 @@ class _Connection(NamedTuple):
 
 
 class LeaseClient:
-    """Client for one event loop; connects on first use. All methods raise DiscoveryError if the API
-    server does not answer."""
+    """For one event loop; connects on first use. Methods raise DiscoveryError without an answer."""
 
     def __init__(self, access: KubernetesAccess, namespace: str, selector: str) -> None:
         self._access = access

@@ -25,8 +25,7 @@ _VALUE: Final = re.compile(rf"(?:{_LABEL})?")
 
 @dataclass(frozen=True)
 class KubernetesAccess:
-    """A kubeconfig and its context; without a file, the Pod's service account, else kubectl's
-    file."""
+    """A kubeconfig and context. By default the Pod's service account, else kubectl's file."""
 
     kubeconfig: Path | None = None
     context: str | None = None
@@ -40,8 +39,7 @@ class Pod(NamedTuple):
 
     @classmethod
     def ours(cls, namespace: str) -> "Pod | None":
-        """Read the downward API; None outside this namespace, where an owner would count as
-        deleted."""
+        """Read the downward API; None if elsewhere, where an owner would count as deleted."""
         names = ("POD_NAME", "POD_UID", "POD_NAMESPACE")
         name, uid, where = (os.environ.get(each, "") for each in names)
         return cls(name, uid) if name and uid and where == namespace else None

@@ -87,8 +87,7 @@ class Lease(Released):
 
     @property
     def memory(self) -> memoryview:
-        """The whole segment, header included. Raises ArenaUnavailableError: the arena was
-        closed."""
+        """The whole segment, header included. Raises ArenaUnavailableError: closed."""
         memory = self._arena.memory[self.offset : self.offset + self.layout.length]
         if memory.nbytes != self.layout.length:
             raise ArenaUnavailableError("the arena was closed")
@@ -100,8 +99,8 @@ class Lease(Released):
         self.note = self.segment.note
 
     def release_soon(self) -> None:
-        """Release from a finalizer, which may interrupt any code: takes no lock. Takes effect with
-        the arena's next operation."""
+        """Release from a finalizer, without a lock. Takes effect with the arena's next
+        operation."""
         self._arena.end_lease_soon(self)
 
 
@@ -166,8 +165,7 @@ class ArenaAccess(ABC):
 
     @abstractmethod
     def open(self, *, writable: bool) -> int:
-        """Return a descriptor for mapping the arena. Raises ArenaUnavailableError: the arena was
-        closed."""
+        """Return a descriptor for mapping the arena. Raises ArenaUnavailableError: closed."""
 
     def put(self, mm_hash: MmHash, encoded: EncodedItem, note: object = None) -> Lease:
         """Write an item unless it is there, and lease it. Raises as :meth:`reserve`. Copies the
@@ -197,8 +195,7 @@ class ArenaAccess(ABC):
 
     @abstractmethod
     def lease(self, mm_hash: MmHash) -> Lease | None:
-        """Lease a complete item; None if there is none. May ask another process: call it in a
-        thread."""
+        """Lease a complete item, if there. May ask another process: call it in a thread."""
 
     @abstractmethod
     def lease_now(self, mm_hash: MmHash) -> Lease | None:
@@ -214,8 +211,7 @@ class ArenaAccess(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the arena. Workers keep the memory that they have mapped. Later calls do
-        nothing."""
+        """Close the arena. Workers keep their mappings. Later calls do nothing."""
 
     # Called by leases and reserved segments, under their own names.
 

@@ -119,8 +119,7 @@ def _alive(pid: int, start_ticks: int) -> bool:
 
 
 def _start_ticks(pid: int) -> int | None:
-    """Return a process's start time in clock ticks since boot (field 22 of proc(5) stat); None if
-    it has ended, zombies included."""
+    """Return a process's start in clock ticks since boot; None if dead or a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -169,8 +168,7 @@ class ArenaMapping:
         pages.populate(self.memory, for_writing=False)
 
     def segment(self, offset: int, length: int) -> memoryview:
-        """Return the segment at an offset from the start of the arena. Raises CorruptSegmentError:
-        there can be no such segment."""
+        """Return the segment at an offset in the arena. Raises CorruptSegmentError: impossible."""
         if (
             offset < SEGMENTS_START
             or offset % SEGMENT_ALIGNMENT

@@ -209,8 +209,7 @@ def check_envelope(envelope: Buffer, crc: int, mm_hash: MmHash) -> None:
 
 
 def write_parts(segment: memoryview, layout: SegmentLayout, parts: Sequence[Buffer]) -> None:
-    """Copy envelope and buffers to their places, without the header. Buffers are copied without the
-    GIL."""
+    """Copy envelope and buffers (without the GIL) to their places, not the header."""
     envelope, buffers = layout.split(segment)
     for target, source in zip([envelope, *buffers], parts, strict=True):
         copy_bytes(target, source)

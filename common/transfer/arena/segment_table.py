@@ -70,8 +70,7 @@ class SegmentTable:
         return sum(block.size for block in self._free)
 
     def place(self, length: int) -> Placement | None:
-        """Allocate a segment with one lease, evicting unleased ones if necessary; None if leases
-        leave no such range."""
+        """Allocate and lease a segment, evicting if necessary; None if leases leave no room."""
         size = aligned(length, SEGMENT_ALIGNMENT)
         for block in self._free:
             if block.size >= size:

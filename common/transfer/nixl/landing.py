@@ -31,8 +31,7 @@ class Room(Released):
         self._give_back: Callable[[], None] | None = give_back
 
     def release(self) -> None:
-        """Free the memory, from any thread. No read may write to it any more, and no view may be in
-        use."""
+        """Free the memory, from any thread. It must not be written or viewed any more."""
         give_back, self._give_back = self._give_back, None
         self.memory = memoryview(b"")
         if give_back is not None:

@@ -99,8 +99,7 @@ class ReaderLink:
 
     @property
     def landing(self) -> LandingArea:
-        """Landing area of the present process. Raises ArenaUnavailableError: there is no process at
-        the moment."""
+        """Landing area of the present process. Raises ArenaUnavailableError: none now."""
         if self._landing is None:
             raise ArenaUnavailableError("nothing is read over NIXL at the moment")
         return self._landing

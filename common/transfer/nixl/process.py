@@ -120,8 +120,7 @@ class NixlProcess(Generic[_Sent, _Got]):
             raise
 
     def send(self, message: _Sent) -> None:
-        """Send a message, from any thread. Raises ArenaUnavailableError: there is no process at the
-        moment."""
+        """Send a message, from any thread. Raises ArenaUnavailableError: no process now."""
         with self._lock:
             if self._channel is None:
                 raise ArenaUnavailableError("the process for NIXL is not there at the moment")

@@ -143,8 +143,7 @@ class NixlReading:
             self._link.restart()
 
     async def connect(self, offer: NixlOffer) -> None:
-        """Connect to a frontend and check its identity. Raises ArenaUnavailableError: it can't be
-        reached, or is another."""
+        """Connect to a frontend and check its probe. Raises ArenaUnavailableError."""
         await self._started.connect(offer.agent, offer.unpack_metadata())
         try:
             await self.check(offer)
@@ -157,8 +156,7 @@ class NixlReading:
             self._link.disconnect(agent)
 
     async def check(self, offer: NixlOffer) -> None:
-        """Read the probe of a connected frontend's arena. Raises ArenaUnavailableError: it can't be
-        read, or is another."""
+        """Read the probe of a connected frontend's arena. Raises ArenaUnavailableError."""
         head = await self._peek(Source(offer.agent, offer.address, HEAD_SIZE))
         check_head(memoryview(head), offer.arena)
 

@@ -40,8 +40,7 @@ whose connection broke."""
 
 
 class _Left(NamedTuple):
-    """A frontend whose connection is kept until it has ended; a broken one only until its last read
-    has ended."""
+    """A connection kept until its frontend, or if broken its last read, has ended."""
 
     offer: NixlOffer
     broken: bool
@@ -68,8 +67,7 @@ class NixlPeers:
         self._running: set[asyncio.Task[Any]] = set()
 
     def offer(self, agent: str) -> NixlOffer:
-        """Return a readable frontend's offer. Raises ArenaUnavailableError: it isn't connected, or
-        doesn't answer."""
+        """Return a readable frontend's offer. Raises ArenaUnavailableError."""
         offer = self._offers.get(agent)
         if offer is None:
             raise ArenaUnavailableError(f"{agent} isn't connected here")
@@ -111,8 +109,7 @@ class NixlPeers:
             self._offers[agent] = offer
 
     def detach(self, agent: str) -> None:
-        """Detach a frontend that left or is unreachable for a while; its received items stay
-        usable."""
+        """Detach a frontend that left or is unreachable; its received items stay usable."""
         self._stop_mending(agent)
         self._let_go(agent, broken=False)
 
@@ -295,8 +292,7 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
         self._attachments = Attachments(self._peers.detach)
 
     async def start(self) -> None:
-        """Start the process now: about a second. Raises ConfigurationError: NIXL can't be used
-        here."""
+        """Start the process now: about a second. Raises ConfigurationError."""
         await self._reading.start()
 
     @property

@@ -172,8 +172,7 @@ class NixlSender(ArenaSender):
 
 
 class LateNixl:
-    """Factory of a :class:`NixlSender`, used once a worker needs it: its process takes a second to
-    start."""
+    """Factory of a :class:`NixlSender` on demand: its process takes a second to start."""
 
     transport: ClassVar[Transport] = "nixl"
 
@@ -190,8 +189,8 @@ class LateNixl:
         )
 
     def start(self, given_up: Callable[[], bool] = lambda: False) -> NixlSender:
-        """Start the sender and wait for it, in a thread, unless ``given_up``. Raises
-        ConfigurationError: it is unavailable here."""
+        """Start the sender and wait, in a thread, unless ``given_up``. Raises
+        ConfigurationError."""
         try:
             return NixlSender(self._arena, self._network, given_up=given_up)
         except ConfigurationError as error:

@@ -80,8 +80,7 @@ class NixlAgent:
         return name.decode() if isinstance(name, bytes) else name
 
     def disconnect(self, name: str) -> None:
-        """Forget an agent without reads: bytes may arrive even after this. Raises
-        ArenaUnavailableError: it isn't known."""
+        """Forget an agent without reads; bytes may still arrive. Raises ArenaUnavailableError."""
         try:
             self._agent.remove_remote_agent(name)
         except self._errors as error:
@@ -94,8 +93,7 @@ class NixlAgent:
         self._agent.get_new_notifs()
 
     def read(self, peer: str, local: int, remote: int, size: int) -> "NixlRead":
-        """Start copying a peer's registered memory into ours, from address to address. Raises
-        ArenaUnavailableError: the peer is gone."""
+        """Start copying a peer's registered memory into ours. Raises ArenaUnavailableError."""
         try:
             handle = self._agent.initialize_xfer(
                 "READ",
@@ -127,8 +125,7 @@ class NixlRead:
         self._state = state
 
     def poll(self) -> bool:
-        """Advance the transfer; return whether it is complete. Raises ArenaUnavailableError: it
-        failed, and no more bytes will come."""
+        """Advance it; return if complete. Raises ArenaUnavailableError: no more bytes come."""
         if self._state == "PROC":
             self._state = self._agent._state(self._peer, self._handle)
         if self._state == "ERR":

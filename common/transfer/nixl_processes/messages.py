@@ -107,8 +107,7 @@ class Channel(Generic[_Sent, _Got]):
     def __init__(
         self, end: socket.socket, incoming: object, *, waits_to_send: bool = False
     ) -> None:
-        """Take a SOCK_SEQPACKET socket; ``waits_to_send`` while the peer has hundreds of unread
-        messages."""
+        """``end`` is SOCK_SEQPACKET; ``waits_to_send`` while its queue (hundreds) is full."""
         self._socket = end
         self._flags = 0 if waits_to_send else socket.MSG_DONTWAIT
         self._encoder = msgspec.msgpack.Encoder()
@@ -118,13 +117,11 @@ class Channel(Generic[_Sent, _Got]):
         return self._socket.fileno()
 
     def send(self, message: _Sent) -> None:
-        """Send a message. Raises OSError: the peer is gone, or its queue is full and this end
-        doesn't wait."""
+        """Send a message. Raises OSError: the peer is gone, or its queue full (without waiting)."""
         self._socket.send(self._encoder.encode(message), self._flags)
 
     def receive(self) -> _Got:
-        """Wait for a message. Raises EOFError or OSError: the peer is gone. Raises
-        msgspec.MsgspecError: it sent malformed data."""
+        """Wait for a message. Raises EOFError, OSError: peer gone; MsgspecError: malformed."""
         data = self._socket.recv(LARGEST)
         if not data:
             raise EOFError

@@ -61,8 +61,7 @@ class NixlNetwork:
         return self.interface not in (None, LOOPBACK)
 
     def reaches(self, *, same_ipc: bool, same_loopback: bool) -> bool:
-        """Return whether it may reach a process, given common namespaces; an unreachable one needs
-        no start."""
+        """Return whether it may reach a process, given the common namespaces."""
         return self.leaves_host or (same_loopback if self.allow_tcp else same_ipc)
 
     @property
@@ -87,8 +86,8 @@ class NixlNetwork:
         return any(name in _HARDWARE_NAMES for name in self.transports())
 
     def transports(self) -> tuple[str, ...]:
-        """Return the UCX transports that may be used. Raises ConfigurationError: UCX_TLS names a
-        forbidden one."""
+        """Return UCX's transports to use. Raises ConfigurationError: UCX_TLS names a forbidden
+        one."""
         allowed = ["self"]
         if not self.leaves_host or self.allow_tcp:
             # Other processes on this host get copies, whatever remote ones get.

@@ -52,8 +52,8 @@ class KeeperConnection:
         return self._lost
 
     def ask(self, question: Callable[[int], msgspec.Struct]) -> "Future[Answer]":
-        """Send a call made for a number. Its future raises ArenaUnavailableError if the keeper is
-        gone."""
+        """Send a call made for a number. The future raises ArenaUnavailableError without a
+        keeper."""
         number = next(self._numbers)
         answer: Future[Answer] = Future()
         with self._lock:
@@ -65,8 +65,7 @@ class KeeperConnection:
         return answer
 
     def tell(self, message: msgspec.Struct) -> None:
-        """Send a message without an answer; do nothing if the keeper is gone, which frees all
-        leases."""
+        """Send a message without an answer. A lost keeper has freed all leases anyway."""
         data = frame(message)
         with self._lock:
             self._send(data)

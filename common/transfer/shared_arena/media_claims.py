@@ -29,8 +29,7 @@ HASHES_KEPT: Final = 100_000
 
 
 def key_name(key: Hashable) -> bytes | None:
-    """Hash a key to 32 bytes that are equal in all processes; None for a key that no process can
-    reproduce."""
+    """Hash a key to 32 bytes, equal in all processes; None if that is impossible."""
     try:
         return blake3(_text(key).encode("utf-8", "surrogatepass")).digest()
     except TypeError:
@@ -87,8 +86,7 @@ class MediaClaims:
         self._arena.connection.tell(Landed(key, mm_hash))
 
     async def remember(self, space: bytes, name: bytes, mm_hash: MmHash, most: int) -> None:
-        """Name an item in all processes, effective on return, in a space of at most ``most``
-        names."""
+        """Name an item in all processes, in a space of at most ``most`` names."""
         question = partial(Remember, space=space, name=name, mm_hash=mm_hash, most=most)
         try:
             async with asyncio.timeout(ANSWER_S):
