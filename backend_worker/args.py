@@ -169,8 +169,7 @@ def add_vllms(parser: VllmParser) -> None:
 
 
 def _engine_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Given]]:
-    """Return vLLM's arguments and those that the user set. Raises ConfigurationError: an argument
-    is invalid, or the model is missing."""
+    """Return vLLM's arguments and the user's. Raises ConfigurationError: invalid, or no model."""
     parser = VllmParser(prog, flags_of(GROUPS), refusal_at_worker)
     parser.add_argument("model_tag", nargs="?")  # as `vllm serve` has it
     add_vllms(parser)

@@ -24,8 +24,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def supervise() -> None:
     """Fork; the child returns and is the worker. The parent forwards signals, ends the worker's
-    descendants, and exits with the worker's status, or with 128 plus the number of the signal that
-    killed it."""
+    descendants, and exits with its status, or with 128 plus a signal's number."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     parent = os.getpid()
     # A signal that comes now waits until a handler exists.

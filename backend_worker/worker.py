@@ -140,8 +140,7 @@ async def _serve(args: WorkerArgs, engine: Engine, key: FleetKey | None) -> None
 
 
 async def make_nixl_receiver(args: WorkerArgs) -> NixlReceiver | None:
-    """Create the worker's end of NIXL; start it now only if NIXL is required, else on first use.
-    Raises ConfigurationError: NIXL is required and unavailable."""
+    """Create the worker's end of NIXL; start it now if required. Raises ConfigurationError."""
     needed = "nixl" in indispensable(args.transfer)
     if "nixl" not in wanted(args.transfer) or not (needed or nixl_installed()):
         return None

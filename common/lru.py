@@ -13,8 +13,7 @@ class Lru(Generic[K, V]):
     are not None. Not thread-safe. ``weight`` is the total of all entries."""
 
     def __init__(self, budget: int, weigh: Callable[[V], int] = lambda _: 1) -> None:
-        """``budget`` limits the total weight. ``weigh`` must be constant per value; by default
-        1."""
+        """``budget`` limits the total weight. ``weigh`` must be constant per value."""
         self.weight = 0
         self._budget = budget
         self._weigh = weigh

@@ -1,7 +1,5 @@
 """LoRA adapters of a worker, from ``--lora-modules`` at start or from operators at run time.
-
-Requests name an adapter; the worker alone decides which files that means.
-"""
+Requests name an adapter; the worker alone decides which files that means."""
 
 import argparse
 import itertools
@@ -85,8 +83,7 @@ class Adapters:
         )
 
     def check(self, *, enabled: bool, taken: Sequence[str]) -> None:
-        """Check the names before anything is loaded; ``taken`` are the model's names. Raises
-        ConfigurationError: adapters are disabled, or a name occurs twice."""
+        """Check names before loading; ``taken`` are the model's. Raises ConfigurationError."""
         if self.known and not enabled:
             raise ConfigurationError("--lora-modules needs --enable-lora")
         if len(self._requests) < len(self.known):
@@ -96,12 +93,8 @@ class Adapters:
                 raise ConfigurationError(f"--lora-modules: {name} is the name of the model")
 
     async def load(self, add: Callable[[LoRARequest], Awaitable[object]]) -> None:
-        """Load all adapters, with one ``add`` call each.
-
-        Raises:
-            ConfigurationError: an adapter can't be loaded.
-            EngineGoneError: the engine died meanwhile.
-        """
+        """Load all adapters, with one ``add`` call each. Raises ConfigurationError: one can't be
+        loaded. Raises EngineGoneError: the engine died."""
         for name, request in self._requests.items():
             try:
                 loaded = await add(request)
@@ -138,12 +131,8 @@ class Adapters:
         add: Callable[[LoRARequest], Awaitable[object]],
         taken: Sequence[str],
     ) -> None:
-        """Load one more adapter with the ``add`` call; ``taken`` are the model's names.
-
-        Raises:
-            OperationRefusedError: refused, and nothing was done.
-            Exception: the engine's error about the files.
-        """
+        """Load one more adapter with ``add``; ``taken`` are the model's names. Raises
+        OperationRefusedError: nothing was done. Also raises the engine's errors about the files."""
         adapter = self._wanted(wanted, taken)
         name, known = adapter.name, self._requests.get(adapter.name)
         request = self._request(adapter)
@@ -182,8 +171,7 @@ class Adapters:
             self.active = (*others, name)[-self.slots :]
 
     def named(self, asked: LoRARequest | None) -> LoRARequest | None:
-        """Return the engine's own request object for the adapter that a frontend names. Raises
-        RequestRejectedError: there is no such adapter here."""
+        """Return the engine's own request for an adapter. Raises RequestRejectedError: unknown."""
         if asked is None:
             return None
         name, path = asked.lora_name, asked.lora_path
@@ -197,9 +185,8 @@ class Adapters:
 
 
 def check_files(adapter: LoRARequest) -> None:
-    """Check that an adapter's files still exist. Blocks. An engine that evicted an adapter reads it
-    again for a request, and dies if it can't. Raises WorkerBusyError: the files are gone from this
-    host."""
+    """Check that an adapter's files exist, or raise WorkerBusyError. Blocks. An engine that evicted
+    an adapter reads it again for a request, and dies if it can't."""
     path = Path(adapter.lora_path)
     if path.is_absolute() and not (path / "adapter_config.json").is_file():
         raise WorkerBusyError(f"the files of adapter {adapter.lora_name} are gone from {path}")

@@ -41,8 +41,7 @@ def media_input(
 
 
 def encoded(prompt: EngineInput) -> EngineInput:
-    """Return a decoder's prompt for an encoder that has the media. The encoder's own tokens serve
-    only checks, which frontends have made."""
+    """Return a decoder's prompt for an encoder. Its own tokens serve checks already made."""
     nothing = tokens_input([])
     return EncoderDecoderInput(type="enc_dec", encoder_prompt=nothing, decoder_prompt=prompt)
 
@@ -103,9 +102,8 @@ def ask(
 
 
 def _check_logprobs(llm: AsyncLLM, submit: Submit) -> None:
-    """Refuse prompt_logprobs with LoRA on a CPU: vLLM's kernel would break.
-    `punica_cpu.add_lora_logits` applies one adapter per sampled token to the prompt's logits, and
-    breaks if a step has two requests."""
+    """Refuse prompt_logprobs with LoRA on a CPU: `punica_cpu.add_lora_logits` applies one adapter
+    per sampled token to the prompt's logits, and breaks if a step has two requests."""
     params = submit.sampling_params
     if params is None or params.prompt_logprobs is None:
         return

@@ -32,8 +32,7 @@ _MOST: Final = 1 << 32  # tokens that a card can say
 
 
 def take_over(config: VllmConfig) -> None:
-    """Replace vLLM's connector by ours in the engine's configuration. Raises ConfigurationError:
-    host memory is too small for the requested size."""
+    """Put our connector into the configuration. Raises ConfigurationError: too little memory."""
     connector = config.ec_transfer_config
     if connector is None or connector.ec_connector != HOST_MEMORY:
         return

@@ -1,7 +1,5 @@
 """Name the engines' shared memory and sockets after their worker; remove those of dead workers.
-
-Imports nothing of vLLM.
-"""
+Imports nothing of vLLM."""
 
 import contextlib
 import os
@@ -28,9 +26,8 @@ def instance_name(worker: int) -> str:
 
 
 def make_socket_directory() -> None:
-    """Put the sockets of this worker's engine into their own directory. A killed process leaves its
-    sockets behind, several for each engine. If the user chose a directory, or the path would be too
-    long, vLLM's default stays."""
+    """Put the engine's sockets into a directory of this worker: a killed process leaves several
+    behind. vLLM's default stays if the user set one, or the path would be too long."""
     if _SOCKETS in os.environ:
         return
     directory = Path(tempfile.mkdtemp(prefix=f"{instance_name(os.getpid())}-"))

@@ -1,8 +1,5 @@
 """Operations on the engine (sleep, reset caches, profile, reload) and the state that they leave it
-in.
-
-The one file that calls vLLM's engine for operations.
-"""
+in. The one file that calls vLLM's engine for operations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -142,12 +139,8 @@ class EngineState:
 
 
 async def operate(llm: AsyncLLM, operation: Operation) -> None:
-    """Run one operation that the engine does not refuse, without a time limit.
-
-    Raises:
-        OperationRefusedError: not possible now, and nothing was done.
-        Exception: vLLM's error, if it failed.
-    """
+    """Run one operation, without a time limit. Raises OperationRefusedError: not possible now, and
+    nothing was done. Also raises vLLM's errors."""
     match operation:
         case Sleep(level, mode):
             await llm.sleep(level, mode)

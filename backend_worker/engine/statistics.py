@@ -13,9 +13,8 @@ LONGEST_STEP_MS: Final = 60_000.0
 
 
 class _LatestStats(StatLoggerBase):
-    """Keep the newest scheduler statistics of one rank, and the sums over its steps. The rank is
-    numbered within its group. With ``show_steps`` vLLM's own logger, which runs after this one,
-    sees each step."""
+    """Keep the newest scheduler statistics of one rank of a group, and the sums over its steps.
+    With ``show_steps`` vLLM's own logger, which runs later, sees each step."""
 
     def __init__(
         self, vllm_config: VllmConfig, engine_index: int = 0, *, show_steps: bool = False

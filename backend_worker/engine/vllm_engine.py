@@ -1,7 +1,5 @@
-"""The one file of the worker that touches vLLM's engine.
-
-Starts an AsyncLLM, reports its resolved settings for the card, feeds it prompts with processed
-media, and reads its load. Knows no sockets.
+"""The one file of the worker that touches vLLM's engine. Starts an AsyncLLM, reports its resolved
+settings for the card, feeds it prompts with processed media, and reads its load. Knows no sockets.
 """
 
 import asyncio
@@ -308,9 +306,8 @@ class Engine:
             await outputs.aclose()
 
     async def settled(self) -> None:
-        """Wait until the engine has received every earlier message, by a round trip on the same
-        channel. An aborted request's tensors may still be in a socket, and their memory must not
-        change under it."""
+        """Wait until the engine has received every earlier message, by a round trip on its channel.
+        An aborted request's tensors may still be in a socket; their memory must not change."""
         # A dead engine reads nothing any more. Ranks that disagree have still answered.
         with contextlib.suppress(EngineGoneError, RuntimeError):
             await answered(self._llm, self._llm.is_sleeping())
@@ -329,13 +326,8 @@ class Engine:
         return ""
 
     async def operate(self, operation: Operation) -> None:
-        """Run an operator's operation, without a time limit.
-
-        Raises:
-            OperationRefusedError: not possible now, and nothing was done.
-            EngineGoneError: the engine is dead.
-            Exception: vLLM's error, if it failed.
-        """
+        """Run an operator's operation, without a time limit. Raises EngineGoneError,
+        OperationRefusedError (nothing was done), and vLLM's errors."""
         match operation:
             case LoadLoraAdapter():
                 adding = self.adapters.add(operation, self._llm.add_lora, self.served_model_names())

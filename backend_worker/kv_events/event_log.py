@@ -167,8 +167,7 @@ class EventLog:
                 self._fold()
 
     def answer(self, start: int) -> list[Message] | None:
-        """Return all messages from number ``start`` on; None while a snapshot is being made.
-        :meth:`work` makes it; the caller asks again."""
+        """Return all messages from ``start`` on; None until :meth:`work` has made a snapshot."""
         kept = self._kept
         if not kept or start > kept[-1][0]:
             return []

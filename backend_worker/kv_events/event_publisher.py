@@ -44,12 +44,8 @@ _END: Final = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
 
 @dataclass(slots=True)
 class _Reader:
-    """A reader with a pending replay.
-
-    Attributes:
-        left: messages still to send, without the end; None before the answer is known.
-        moved: time of the last message sent, in monotonic seconds.
-    """
+    """A reader with a pending replay. ``left`` is None before the answer is known; ``moved`` is the
+    time of the last message sent, in monotonic seconds."""
 
     start: int
     left: deque[Message] | None

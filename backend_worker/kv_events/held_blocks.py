@@ -1,8 +1,5 @@
-"""Compact set of the blocks that an engine holds, built from its KV events.
-
-Neighbouring blocks form runs, as in the prompts that they come from. ``event_publisher.py``
-describes the events.
-"""
+"""Compact set of the blocks that an engine holds, built from its KV events. Neighbouring blocks
+form runs, as in the prompts that they come from. ``event_publisher.py`` describes the events."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
@@ -15,13 +12,9 @@ MOST_IN_RUN = 256  # blocks in one run. To remove one from its middle takes time
 
 
 class Shelf(NamedTuple):
-    """Storage within which copies of a block are counted.
-
-    Attributes:
-        group: KV cache group.
-        offloaded: outside the accelerator. There a block is held or not, however often it was
-            announced; on the accelerator each announcement is a copy of its own.
-    """
+    """Storage within which copies of a block are counted: a KV cache group, on or off the
+    accelerator. Off it a block is held or not, however often announced. On it each announcement is
+    a copy of its own."""
 
     group: int
     offloaded: bool
@@ -87,9 +80,8 @@ class HeldBlocks:
         self._shelves.clear()
 
     def told(self) -> Iterator[tuple[Run, int]]:
-        """Yield runs, with a repeat count each, that rebuild this set. A run follows its parent's
-        run. Do not store or remove meanwhile. An emptied shelf yields a run without blocks: a hit
-        needs every group that was used."""
+        """Yield runs with repeat counts that rebuild this set, each after its parent's; no changes
+        meanwhile. An emptied shelf yields an empty run: a hit needs every used group."""
         for shelf in self._shelves.values():
             if not shelf.owners:
                 yield Run([], None, shelf.kind), 1

@@ -1,7 +1,5 @@
-"""Receive the media of a request, by each item's transport.
-
-Knows neither the engine nor the request plane's sockets.
-"""
+"""Receive the media of a request, by each item's transport. Knows neither the engine nor the
+request plane's sockets."""
 
 import asyncio
 import logging

@@ -1,7 +1,5 @@
 """Serialize operators' operations, and admit or hold requests meanwhile.
-
-``backend_worker/engine/operations.py`` has vLLM's part and the order of operations.
-"""
+``backend_worker/engine/operations.py`` has vLLM's part and the order of operations."""
 
 import asyncio
 import logging
@@ -68,9 +66,8 @@ class Operations:
 
     @property
     def stands_still(self) -> bool:
-        """Whether requests here get no output until an operator resumes them. Requests that an
-        operation waits for still run, and a resumed engine should produce outputs: an engine that
-        hangs then has stalled."""
+        """Whether requests here get no output until an operator resumes them. Requests that are
+        waited for still run; an engine that hangs then has stalled."""
         if self.state.condition is Condition.SERVING:
             return False
         match self._running:

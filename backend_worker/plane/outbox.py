@@ -34,8 +34,7 @@ class Outbox:
         send: Callable[[Outputs], Awaitable[bool]],
         aside: Callable[[Coroutine[None, None, None]], object],
     ) -> None:
-        """``send`` sends without waiting, if there is room; ``aside`` runs a coroutine in a
-        task."""
+        """``send`` sends if there is room, never waiting; ``aside`` runs a coroutine in a task."""
         self._send = send
         self._aside = aside
         self._waiting: dict[RequestId, tuple[Output, Unsendable]] = {}

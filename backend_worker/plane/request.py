@@ -1,7 +1,5 @@
-"""One request on the worker: its media, the engine, and its outputs.
-
-Every way out releases the request's resources and tells the frontend of the end.
-"""
+"""One request on the worker: its media, the engine, and its outputs. Every way out releases the
+request's resources and tells the frontend of the end."""
 
 import asyncio
 import contextlib

@@ -32,8 +32,7 @@ Made = TypeVar("Made")
 
 
 async def made_in_thread(make: Callable[[], Made], undo: Callable[[Made], object]) -> Made:
-    """Run ``make`` in a thread; if cancelled, ``undo`` its result on the event loop. The thread
-    itself can't be stopped."""
+    """Run ``make`` in a thread, which can't be stopped; if cancelled, ``undo`` its result."""
     making = asyncio.ensure_future(asyncio.to_thread(make))
     try:
         return await asyncio.shield(making)

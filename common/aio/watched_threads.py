@@ -56,8 +56,8 @@ class WatchedThreads(Executor):
         self._closed = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
-        """Run a function in a thread. Its future raises ThreadStuckError if it does not return.
-        Raises RuntimeError: the pool was shut down."""
+        """Run a function in a thread. Its future may raise ThreadStuckError. Raises RuntimeError:
+        the pool was shut down."""
         future: Future[T] = Future()
         with self._changing:
             if self._closed:

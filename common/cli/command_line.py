@@ -56,8 +56,7 @@ class Names:
     aliases: Mapping[str, Alias]
 
     def in_arguments(self, argv: Iterable[str]) -> list[str]:
-        """Replace aliases by our flags, and underscores by dashes. Raises ConfigurationError: the
-        value of an alias has no counterpart."""
+        """Replace aliases, and underscores by dashes. Raises ConfigurationError: no counterpart."""
         words = iter(argv)
         return [ours for word in words for ours in self._ours(word, words)]
 
@@ -207,12 +206,9 @@ def read_command_line(
     names: Names,
     argv: Sequence[str],
 ) -> CommandLine:
-    """Add the groups' flags to the parser, ``ConfigSettings`` among them, and parse.
-
-    Raises:
-        ConfigurationError: a flag or a key is invalid here, or a file can't be read.
-        argparse.ArgumentError: only if the parser doesn't exit.
-    """
+    """Add the groups' flags to the parser, ``ConfigSettings`` among them, and parse. Raises
+    ConfigurationError: a flag, a key or the file. Raises argparse.ArgumentError unless the parser
+    exits."""
     add_all(parser, groups)
     ours, rest = parser.parse_known_args(names.in_arguments(argv))
     path = ConfigSettings.from_args(ours).config

@@ -163,14 +163,9 @@ class FlagSettings(BaseModel):
         environ: Mapping[str, str] | None = None,
         others: Mapping[str, tuple[str, object]] | None = None,
     ) -> Self:
-        """Build settings from parsed flags, environment, file and defaults, in this precedence.
-
-        Args:
-            args: from a parser with :meth:`add_arguments`; the file as ``config_file``.
-            others: fields without a flag, each with the source and the value.
-
-        Raises ConfigurationError: a value is unusable; the message names its source.
-        """
+        """Build settings from flags, environment, file and defaults, in this precedence. ``args``
+        has the file as ``config_file``; ``others`` have no flag: source and value of each. Raises
+        ConfigurationError: names the source."""
         given = cls.given(args, environ)
         found = dict(others or {}) | {name: (one.where, one.value) for name, one in given.items()}
         try:

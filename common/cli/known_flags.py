@@ -86,8 +86,7 @@ class KnownFlags(msgspec.Struct, frozen=True):
                     raise ConfigurationError(f"{path}: {fault}")
 
     def _fault_of(self, flag: str, shown: str | None = None) -> str | None:
-        """Return the fault of a flag; a field of its value may follow a dot. ``shown`` is the flag
-        as written, if without its dashes."""
+        """Return the fault of a flag, perhaps with a field; ``shown`` is the flag as written."""
         plain = flag.partition(".")[0].replace("_", "-")
         if plain in self.flags:
             return None

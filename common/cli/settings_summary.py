@@ -38,8 +38,7 @@ def summary(
     vllms: Mapping[str, Given],
     defaults: Mapping[str, object],
 ) -> list[str]:
-    """Return a line per settings group, and one for vLLM: arguments given, then our defaults.
-    Raises ConfigurationError: a value of ours is unusable."""
+    """Return a line per group of settings, and one for vLLM. Raises ConfigurationError."""
     lines = [_group(group, ours) for group in groups]
     given = [
         f"{_key(name)}={'***' if name in SECRETS else _short(shown(one.value))} ({one.layer})"

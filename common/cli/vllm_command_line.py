@@ -1,7 +1,5 @@
-"""vLLM's own flags, from the command line and the file of ``--config``.
-
-The one file that touches vLLM's parser, which both sides fill with vLLM's flags.
-"""
+"""vLLM's own flags, from the command line and the file of ``--config``. The one file that touches
+vLLM's parser, which both sides fill with vLLM's flags."""
 
 import argparse
 import json
@@ -108,8 +106,7 @@ class VllmParser(FlexibleArgumentParser):
                 action.default = default
 
     def words(self, key: str, value: object) -> list[str]:
-        """Convert a key of a file, a flag of this parser, to words of a command line. Raises
-        ConfigurationError: it takes no such value."""
+        """Convert a key of a file to words of a command line. Raises ConfigurationError."""
         flag = f"--{key}"
         action = self._option_string_actions[flag.partition(".")[0]]
         match value:

@@ -97,11 +97,8 @@ class CardWatcher(ABC):
 
 
 class Discovery(ABC):
-    """A place for cards. Construction has no side effects; ``str`` of it is for operators.
-
-    Attributes:
-        form: its URL as an operator has to write it.
-    """
+    """A place for cards. Construction has no side effects; ``str`` of it is for operators. ``form``
+    is its URL as an operator has to write it."""
 
     form: ClassVar[str]
 
@@ -120,8 +117,7 @@ class Discovery(ABC):
 
 
 def options_of(url: SplitResult, known: Sequence[str]) -> dict[str, str]:
-    """Return the query options of a URL. Raises ConfigurationError or ValueError: an option is
-    unknown, empty or duplicate."""
+    """Return a URL's options. Raises ConfigurationError, ValueError: unknown, empty, duplicate."""
     given = parse_qsl(url.query, keep_blank_values=True, strict_parsing=bool(url.query))
     options = dict(given)
     if len(options) < len(given):

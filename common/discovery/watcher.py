@@ -111,8 +111,7 @@ class _Known:
     renews: bool = False
 
     def look(self, content: bytes, key: FleetKey | None, *, alive: bool) -> CardChange | None:
-        """Take the content; return the change to report, none before the worker is known to
-        live."""
+        """Take the content; return the change to report, if the worker is known to live."""
         if content == self.content and self.told:
             return None
         another, self.content = content != self.content, content

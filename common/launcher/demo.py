@@ -25,8 +25,7 @@ FRONTEND_FLAGS: Final = (
 
 
 def model_of(flags: dict[str, list[str]]) -> str:
-    """Return the demo's directory, and put its flags before the user's. Raises ConfigurationError:
-    this is not a checkout of the repository."""
+    """Return the demo's directory, with its flags. Raises ConfigurationError: no repository."""
     if not _MAKER.exists():
         raise ConfigurationError(
             "name a model: mmrouter up MODEL. The demo's is made by a script of the repository, "

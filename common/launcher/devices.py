@@ -13,12 +13,8 @@ from common.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Devices:
-    """GPUs to distribute, by number or UUID; none for a CPU.
-
-    Attributes:
-        single: all workers share the first.
-        per_worker: GPUs per worker.
-    """
+    """GPUs to distribute, ``per_worker`` each, by number or UUID; none for a CPU. With ``single``
+    all workers share the first."""
 
     gpus: list[str]
     single: bool

@@ -78,8 +78,7 @@ class Fleet:
         return int(time.monotonic() - self._began)
 
     def start(self) -> None:
-        """Start all processes and wait until they are ready. Raises EndedError: one ended, or the
-        time is over. Raises StoppedError: a signal came."""
+        """Start all processes until they are ready. Raises EndedError, StoppedError (a signal)."""
         plan = self._plan
         for name, port in zip(plan.frontends, plan.ports, strict=True):
             where = [f"--host={plan.host}", f"--port={port}"]
@@ -184,8 +183,7 @@ class Fleet:
         return "\n".join(said)
 
     def watch(self) -> None:
-        """Wait for a signal, or until no worker or no frontend is left. Raises EndedError: none is
-        left. Raises StoppedError: a signal came."""
+        """Wait until no worker or no frontend is left (EndedError), or a signal (StoppedError)."""
         while True:
             pause(1.0)
             self._sweeper.look()

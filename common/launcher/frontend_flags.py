@@ -14,12 +14,7 @@ READ = ("--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certs")
 
 @dataclass(frozen=True)
 class Told:
-    """Values of frontends' flags that a client must know.
-
-    Attributes:
-        uds: the Unix socket to listen on.
-        key: an API key, and a shell expression for it; both empty if none is needed.
-    """
+    """Frontends' Unix socket, and an API key with its shell expression; empty if unused."""
 
     uds: str = ""
     key: tuple[str, str] = ("", "")

@@ -301,8 +301,7 @@ class Request:
 
 
 def make_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
-    """Make the plan of a command line. Starts nothing and creates only the log directory. Raises
-    ConfigurationError: the plan is impossible."""
+    """Make the plan. Creates only the log directory. Raises ConfigurationError: impossible."""
     asked = Request(argv, environ)
     asked.check_flags()
     place = asked.place()

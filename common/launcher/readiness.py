@@ -64,9 +64,8 @@ def stage(log: Path) -> str:
 
 
 def awaited(frontends: Mapping[str, Place], logs: Mapping[str, Path]) -> dict[str, str]:
-    """Return the processes that are not ready yet, with their progress. A worker is ready once
-    every frontend that lists workers has it; if none lists them, once its log says so. ``logs`` are
-    the workers'."""
+    """Return the processes that are not ready yet, with their progress. A worker is ready if all
+    frontends that list workers list it, or without such a frontend by its log."""
     states = {name: progress(*place).split() for name, place in frontends.items()}
     telling = [known for state, *known in states.values() if state != "guarded"]
     told = {name: FRONTENDS[state] for name, (state, *_) in states.items() if state in FRONTENDS}

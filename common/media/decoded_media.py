@@ -1,8 +1,5 @@
-"""Refuse references where decoded media are expected.
-
-Hugging Face's processors fetch or open a string as an address or path, without limits. No route may
-pass a client's string that far.
-"""
+"""Refuse references where decoded media are expected. Hugging Face's processors fetch or open a
+string as an address or path, without limits. No route may pass a client's string that far."""
 
 from collections.abc import Mapping
 from os import PathLike

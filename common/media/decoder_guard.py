@@ -176,9 +176,8 @@ def _is_deep(data: bytes) -> bool:
 
 
 def limit_frames(max_pixels: int) -> None:
-    """Limit FFmpeg's decoders to frames of ``max_pixels``, whatever a film's header says. OpenCV
-    creates decoders without setting their option, so the option's default is changed. If that
-    fails, a warning is logged."""
+    """Limit FFmpeg's decoders to frames of ``max_pixels``, or log a warning. OpenCV sets no option
+    on decoders, so the option's default is changed."""
     for path in _libraries("libavcodec"):
         try:
             _set_default(ctypes.CDLL(path), _MAX_PIXELS, min(max_pixels, _ANY_NUMBER))
@@ -285,9 +284,8 @@ class _Steady(BytesIO):
 
 
 class _Capture:
-    """A ``cv2.VideoCapture`` of bytes, which outlive it. OpenCV releases its source without the
-    GIL, so it must not hold the last reference. Not a subclass: OpenCV corrupts memory when it
-    frees objects of one."""
+    """A ``cv2.VideoCapture`` of bytes, which outlive it: OpenCV releases them without the GIL. Not
+    a subclass: OpenCV corrupts memory when it frees objects of one."""
 
     def __init__(self, data: bytes, *args: Any, **kwargs: Any) -> None:
         self._source = _Steady(data)

@@ -129,9 +129,8 @@ class Reserved(logging.Filter):
 
 
 class Paced(logging.Filter):
-    """Rate-limit warnings and errors per place in the code: a client could trigger them at no cost.
-    The next minute's first line counts the lost ones. Lines about the fleet have a higher limit,
-    since hundreds of workers may leave at once."""
+    """Rate-limit warnings and errors per place in the code, which clients can cause at no cost;
+    count the rest. Lines about the fleet have a higher limit: hundreds of workers may leave."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

@@ -192,8 +192,7 @@ class Export:
 
 
 def prepare_environment(endpoint: str, role: str) -> None:
-    """Configure all exporters of this process and its children alike. Raises ConfigurationError:
-    the protocol or the URL is unusable."""
+    """Configure all exporters of this process and its children. Raises ConfigurationError."""
     # vLLM knows the first name only, and defaults to grpc.
     protocol = next((said for name in _PROTOCOLS if (said := os.environ.get(name))), _GRPC)
     if protocol not in (_GRPC, _HTTP):

@@ -1,5 +1,4 @@
-"""Prometheus metrics of frontends and workers, and :class:`stage`, which serves metric, span, NVTX
-range and log together."""
+"""Prometheus metrics, and :class:`stage`: metric, span, NVTX range and log together."""
 
 import logging
 import time

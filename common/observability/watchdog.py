@@ -1,7 +1,5 @@
-"""Watch threads and the event loop: log and count slow calls, give up calls that never return.
-
-One thread checks all watched calls of the process, and runs only while there are some.
-"""
+"""Watch threads and the event loop: log and count slow calls, give up calls that never return. One
+thread checks all watched calls of the process, and runs only while there are some."""
 
 import asyncio
 import logging
@@ -233,9 +231,8 @@ async def measure_loop_delay() -> None:
 
 
 async def watch_for_stalls(stall_s: float = STALL_S) -> None:
-    """Log and count each longer stall of the main thread's event loop, until cancelled. Each turn
-    of the loop resets a process timer. Its signal handler runs in the context that blocks the loop,
-    so it knows the request; a thread would not."""
+    """Log and count longer stalls of the main thread's loop. Each turn resets a timer, whose signal
+    handler runs in the context that blocks the loop: it knows the request, unlike a thread."""
     before = signal.signal(signal.SIGALRM, _tell)
     try:
         while True:

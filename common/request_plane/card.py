@@ -148,12 +148,8 @@ class EngineSettings(_Frozen):
 
 
 class CacheSettings(_Frozen):
-    """Settings that decide block hashes, resolved by the started engine.
-
-    Attributes:
-        block_size: tokens per hashed block.
-        none_hash: hex digest in place of the first block's parent.
-    """
+    """Settings that decide block hashes, resolved by the started engine. ``block_size`` is in
+    tokens; ``none_hash`` stands for the first block's parent, a hex digest."""
 
     block_size: int = Field(gt=0, le=1 << 20)
     hash_algorithm: str

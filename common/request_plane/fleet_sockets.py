@@ -51,9 +51,8 @@ def frontend_context(key: FleetKey | None) -> zmq.asyncio.Context:
 
 
 def _prepare_zero_copy() -> None:
-    """Create pyzmq's thread and sockets for zero-copy sends now, instead of with the first such
-    frame. That frame may be fallback media during a fault; a frontend without a free file handle
-    could not send it."""
+    """Create pyzmq's thread and sockets for zero-copy sends before the first such frame: it may be
+    fallback media in a fault, when no file handle is left."""
     zmq.Frame(b"", copy=False)
 
 

@@ -35,9 +35,8 @@ class LoopReader:
         self._stopped = False
 
     def look(self) -> bool:
-        """Return whether a message is pending, and wake a waiting receiver. Also called after each
-        send: ZMQ notices arrived messages while it sends, and its file handle does not signal them
-        any more."""
+        """Return whether a message is pending, and wake its receiver. Also called after each send,
+        in which ZMQ may notice a message that its file handle no longer signals."""
         there = bool(int(self._plain.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
         if there and self._reader is not None:
             self._wake()
@@ -53,12 +52,8 @@ class LoopReader:
         return not self._stopped and self.look()
 
     async def receive(self) -> list[zmq.Frame]:
-        """Return the frames of the next message, without a suspension if one is pending: a caller
-        that receives many should yield now and then.
-
-        Raises:
-            zmq.ZMQError: the reader was stopped before.
-            ProtocolError: the message had more than :data:`MAX_FRAMES`, and was dropped.
+        """Return the next message's frames, at once if one is pending: a busy caller should yield.
+        Raises zmq.ZMQError: stopped. Raises ProtocolError: more than :data:`MAX_FRAMES`; dropped.
         """
         if self._stopped:
             # A shadow's pointer may be another socket's by now: ZMQ has freed the first.

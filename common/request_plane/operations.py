@@ -86,12 +86,8 @@ class ReloadWeights(msgspec.Struct, frozen=True, tag="reload_weights"):
 
 
 class LoadLoraAdapter(msgspec.Struct, frozen=True, tag="load_lora_adapter"):
-    """Load a LoRA adapter, which requests select by its name.
-
-    Attributes:
-        lora_path: on the worker's host, or a name on a hub.
-        load_inplace: replace an adapter of the same name.
-    """
+    """Load a LoRA adapter, which requests select by its name. ``lora_path`` is on the worker's host
+    or a hub; ``load_inplace`` replaces an adapter of the same name."""
 
     lora_name: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
     lora_path: Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]

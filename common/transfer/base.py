@@ -97,12 +97,8 @@ class Turns:
 
 
 class MediaHandle(Released):
-    """An item made available to a worker, until :meth:`release`.
-
-    Attributes:
-        frames: sent with the metadata; empty unless the item is inline. They alias the processor's
-            tensors.
-    """
+    """An item available to a worker until :meth:`release`. ``frames`` go with the metadata of an
+    inline item, and alias the processor's tensors."""
 
     def __init__(
         self,
@@ -115,8 +111,7 @@ class MediaHandle(Released):
         self._on_release = on_release
 
     def release(self) -> None:
-        """Take the item back. Later calls do nothing. A late worker gets a StaleSegmentError, never
-        another item's bytes."""
+        """Take the item back. Later calls do nothing. A late worker gets a StaleSegmentError."""
         on_release, self._on_release = self._on_release, _nothing
         self.frames = ()
         on_release()
@@ -159,23 +154,15 @@ class Received(Released):
 
 
 class Accepted(NamedTuple):
-    """A worker has read the probe and can use the frontend's offer.
-
-    Attributes:
-        reply: the answer, with this transport's part.
-        attachment: the session's hold on the frontend's memory.
-    """
+    """A worker has read the probe: its reply, and the session's hold on the frontend's memory."""
 
     reply: TransferReply
     attachment: Attachment
 
 
 class MmKwargsSender(ABC):
-    """The frontend's end of a transport.
-
-    Attributes:
-        on_change: called, perhaps in a thread, when its offer has changed.
-    """
+    """The frontend's end of a transport. ``on_change`` is called, in any thread, for a new
+    offer."""
 
     transport: ClassVar[Transport]
 
@@ -258,8 +245,7 @@ class MmKwargsReceiver(ABC, Generic[_Metadata]):
 
     async def accept(self, offer: TransferOffer, reply: TransferReply) -> Accepted | None:
         """Try a frontend's offer of this transport; None if there is none. Cancelling leaves
-        nothing behind. Raises TransferError or ConfigurationError: it can't be used here; another
-        transport may."""
+        nothing behind. Raises TransferError, ConfigurationError: it can't be used here."""
         return None
 
     async def receive(
@@ -297,8 +283,7 @@ class MmKwargsReceiver(ABC, Generic[_Metadata]):
 
 
 def join_frames(handles: Sequence[MediaHandle]) -> tuple[list[TransferMetadata], list[Buffer]]:
-    """Concatenate the frames of several handles; return their metadata, with updated frame indices,
-    and all frames."""
+    """Concatenate handles' frames; return their metadata, with new indices, and all frames."""
     metadata: list[TransferMetadata] = []
     frames: list[Buffer] = []
     for handle in handles:

@@ -73,9 +73,8 @@ def populate(view: memoryview, *, for_writing: bool) -> bool:
 
 
 class PrivatePages:
-    """Finds and drops written pages of a private mapping. A private copy would hide the owner's
-    later writes. Nothing should write here; this limits the damage of a stray write to its own
-    process."""
+    """Finds and drops written pages of a private mapping, which would hide the owner's later
+    writes. Nothing should write here; a stray write must harm only its own process."""
 
     def __init__(self) -> None:
         # Missing in a few sandboxes; then every range counts as written to.

@@ -50,12 +50,8 @@ class TransferMode(Enum):
 
 @dataclass(frozen=True)
 class TransportChoice:
-    """Transport of items to one worker.
-
-    Attributes:
-        instead_of: the preferred transport, if unavailable.
-        reason: short constant that says why; empty without a fallback.
-    """
+    """Transport to one worker. ``reason`` is a short constant for the loss of ``instead_of``, the
+    preferred one; empty without a fallback."""
 
     transport: Transport
     instead_of: Transport | None = None
@@ -141,8 +137,7 @@ class SenderSet:
     def send(
         self, choice: TransportChoice, mm_hash: MmHash, item: MultiModalKwargsItem
     ) -> MediaHandle:
-        """Send an item; blocks like :meth:`MmKwargsSender.send`. A fallback is no error. Raises
-        UnsupportedItemError: no transport can send the item."""
+        """Send an item, or fall back; blocks. Raises UnsupportedItemError: no transport can."""
         if choice.instead_of is not None:
             TRANSFER_FALLBACKS.labels(choice.instead_of, choice.reason).inc()
         try:

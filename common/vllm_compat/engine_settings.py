@@ -1,8 +1,5 @@
-"""Card settings read from vLLM's configuration.
-
-Workers fill their cards with them. A frontend also reads its own configuration, made from a card,
-and compares the two.
-"""
+"""Card settings read from vLLM's configuration. Workers fill their cards with them. A frontend also
+reads its own configuration, made from a card, and compares the two."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -40,9 +40,8 @@ def server_arguments() -> ModuleType:
 
 
 def count_frames_with(count: Callable[[bytes], int]) -> None:
-    """Replace vLLM's frame counter for videos without a count in their header, in this process.
-    vLLM 0.33 reads such a video once to count, before it chooses frames; earlier versions took only
-    the first frame."""
+    """Count a video's frames by ``count`` where its header doesn't say. vLLM 0.33 reads the video
+    once for that; earlier versions took only the first frame."""
     from vllm.multimodal.video_decoders.opencv import OpenCVVideoBackendMixin
 
     if hasattr(OpenCVVideoBackendMixin, "demux_count_frames"):

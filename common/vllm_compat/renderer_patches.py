@@ -146,9 +146,8 @@ def replace_template(renderer: BaseRenderer, apply: Callable[..., Awaitable[Any]
 
 
 def _count_runs(processor: BaseMultiModalProcessor[Any], runs: HfProcessorRuns) -> None:
-    """Count runs and refuse undecoded media where media are sorted for the Hugging Face processor.
-    Many models call the processor in their own way, some for each frame, but all sort media first.
-    """
+    """Count runs and refuse undecoded media where media are sorted for the HF processor: models
+    call it in many ways, some for each frame, but all sort first."""
     original = processor._get_hf_mm_inputs
 
     def counted(mm_items: Any, hf_kwargs: Mapping[str, object]) -> Any:

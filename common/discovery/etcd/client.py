@@ -90,8 +90,7 @@ class _Member:
 
 
 class EtcdClient:
-    """For one event loop; connects on first use. Methods raise DiscoveryError if no member
-    answers."""
+    """For one event loop; connects on first use. All methods may raise DiscoveryError."""
 
     def __init__(self, access: EtcdAccess) -> None:
         self._access = access
@@ -125,8 +124,7 @@ class EtcdClient:
         ]
 
     async def grant(self, lease: int, ttl_s: int) -> None:
-        """Create a lease of at least ``ttl_s`` seconds. The caller draws the id, so that it can
-        always revoke the lease."""
+        """Create a lease of ``ttl_s`` seconds at least, under an id that the caller can revoke."""
         request = rpc.LeaseGrantRequest(ID=lease, TTL=ttl_s)
         try:
             await self._call(lambda member: member.lease.LeaseGrant, request)

@@ -1,8 +1,5 @@
-"""Leases of one namespace, by the official asyncio client.
-
-The client makes the requests and finds credentials. Answers are read here, up to a size limit, and
-only the needed fields are decoded.
-"""
+"""Leases of one namespace, by the official asyncio client. The client makes the requests and finds
+credentials. Answers are read here, up to a size limit, and only the needed fields are decoded."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable

@@ -1,7 +1,4 @@
-"""Leases as cards: namespace, labels, names and contents.
-
-Needs no client.
-"""
+"""Leases as cards: namespace, labels, names and contents. Needs no client."""
 
 import datetime
 import hashlib

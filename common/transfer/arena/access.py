@@ -99,18 +99,13 @@ class Lease(Released):
         self.note = self.segment.note
 
     def release_soon(self) -> None:
-        """Release from a finalizer, without a lock. Takes effect with the arena's next
-        operation."""
+        """Release from a finalizer, without a lock; effective with the next operation."""
         self._arena.end_lease_soon(self)
 
 
 class ReservedSegment(Released):
     """Room for an item that this or another process writes; :meth:`release` frees it unless
-    completed.
-
-    Attributes:
-        offset: of the segment's header, from the start of the arena.
-    """
+    completed. ``offset`` is the header's, from the start of the arena."""
 
     def __init__(self, arena: "ArenaAccess", segment: Segment) -> None:
         self._arena = arena
@@ -150,11 +145,8 @@ class ReservedSegment(Released):
 
 
 class ArenaAccess(ABC):
-    """A budget of shared memory that holds encoded items by hash. Thread-safe.
-
-    Attributes:
-        offer: by which other processes map it.
-    """
+    """A budget of shared memory with encoded items by hash. Thread-safe. ``offer`` describes it to
+    the processes that map it."""
 
     offer: ArenaOffer
 
@@ -184,14 +176,9 @@ class ArenaAccess(ABC):
 
     @abstractmethod
     def reserve(self, mm_hash: MmHash, layout: SegmentLayout) -> ReservedSegment | Lease:
-        """Reserve room for an item, or lease it if it is already there.
-
-        Waits for another writer of the same item: call it in a thread.
-
-        Raises:
-            ArenaFullError: leased segments leave no room.
-            ArenaUnavailableError: the arena was closed.
-        """
+        """Reserve room for an item, or lease it if it is there. Call it in a thread: it may wait
+        for another writer. Raises ArenaFullError: leases leave no room. Raises
+        ArenaUnavailableError: closed."""
 
     @abstractmethod
     def lease(self, mm_hash: MmHash) -> Lease | None:

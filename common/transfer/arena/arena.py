@@ -56,14 +56,8 @@ class Arena(ArenaAccess):
         prefault: bool = True,
     ) -> None:
         """Create the file, allocate its memory and map its pages: 0.3 to 2 s per GB, without the
-        GIL.
-
-        Args:
-            size: bytes, rounded up to whole pages; one page is the arena's own.
-            prefault: whether to map all pages now.
-
-        Raises ArenaUnavailableError: shared memory is too small.
-        """
+        GIL. ``size`` is rounded up to whole pages; one page is the arena's own. Raises
+        ArenaUnavailableError: shared memory is too small."""
         size = max(aligned(size, SEGMENT_ALIGNMENT), SEGMENTS_START + SEGMENT_ALIGNMENT)
         self.offer = ArenaOffer(
             name=new_name(),
@@ -154,9 +148,8 @@ class Arena(ArenaAccess):
             )
 
     def close(self) -> None:
-        """Remove the file. Workers keep the memory that they have mapped. The memory is freed with
-        its last view; a :meth:`put` under way in another thread may still complete. Later calls do
-        nothing."""
+        """Remove the file. Workers keep their mappings; the memory goes with its last view. A
+        :meth:`put` in another thread may still complete. Later calls do nothing."""
         with self._changed:
             if self._closed:
                 return

@@ -44,9 +44,8 @@ def new_name() -> str:
 
 
 def create(path: Path, size: int) -> int:
-    """Create a file with all its memory allocated, so that no access fails; return its descriptor.
-    The descriptor is locked while this process lives and keeps it open. Raises
-    ArenaUnavailableError: shared memory is too small or can't be written."""
+    """Create a file with all memory allocated, so that no access fails. Return a descriptor, locked
+    while this process has it. Raises ArenaUnavailableError."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -78,9 +77,8 @@ def open_to_map(path: Path, *, writable: bool) -> int:
 
 
 def reap_orphans(directory: Path = SHARED_MEMORY) -> int:
-    """Remove the arenas of dead processes; return their number. Present mappings stay valid. An
-    arena is an orphan if its owner's pid is gone or reused, and its lock is free. The lock spares
-    arenas of processes in another PID namespace."""
+    """Remove dead processes' arenas, return how many; mappings stay valid. A dead owner's pid is
+    gone or reused, and its lock free: another PID namespace would hide a living one."""
     removed = 0
     for path in directory.glob("mmrouter-arena-*"):
         match = re.fullmatch(NAME_PATTERN, path.name)

@@ -174,13 +174,8 @@ def reclaimed_header(key: bytes, generation: int) -> bytes:
 def check_header(
     header: Buffer, key: bytes, generation: int, mm_hash: MmHash, layout: SegmentLayout
 ) -> int:
-    """Check a header of :data:`HEADER_SIZE` bytes against its metadata; return the envelope's
-    CRC-32.
-
-    Raises:
-        StaleSegmentError: it has another generation, so the segment was reclaimed.
-        CorruptSegmentError: it never was such a header.
-    """
+    """Check a header of :data:`HEADER_SIZE` bytes; return the envelope's CRC-32. Raises
+    StaleSegmentError: the segment was reclaimed. Raises CorruptSegmentError: no such header."""
     # One copy first: the owner may overwrite the original during the check.
     header = bytes(header)
     fields, tag = header[: _FIELDS.size], header[_FIELDS.size :]

@@ -1,7 +1,5 @@
-"""Allocator of an arena: placement, leases and eviction.
-
-Pure bookkeeping over numbers: it touches no memory and takes no lock. The arena owns both, and
-tests can drive this with millions of steps.
+"""Allocator of an arena: placement, leases and eviction. Pure bookkeeping over numbers: it touches
+no memory and takes no lock. The arena owns both, and tests can drive this with millions of steps.
 """
 
 import bisect

@@ -16,12 +16,7 @@ from common.transfer.checksum import PIECE
 
 
 class Room(Released):
-    """Memory of one item.
-
-    Attributes:
-        memory: page-aligned, as long as the item.
-        offset: in the landing area; None if it is elsewhere.
-    """
+    """Memory of one item, page-aligned. ``offset`` is in the landing area; None if elsewhere."""
 
     def __init__(
         self, memory: memoryview, offset: int | None, give_back: Callable[[], None]
@@ -96,12 +91,8 @@ class LandingArea:
     """
 
     def __init__(self, slots: int, for_items: int) -> None:
-        """Allocate the area. Raises OSError: there is not enough memory.
-
-        Args:
-            slots: concurrent reads, at least 1.
-            for_items: bytes of whole items, a multiple of the page size.
-        """
+        """Allocate ``slots`` (at least 1) for concurrent reads, and ``for_items`` bytes of whole
+        pages. Raises OSError: there is not enough memory."""
         self.size = area_size(slots, for_items)
         self._given_back_at = time.monotonic()
         self._waiting: deque[asyncio.Future[int]] = deque()

@@ -107,8 +107,8 @@ class NixlProcess(Generic[_Sent, _Got]):
             return None if self._process is None else self._process.pid
 
     def wait_until_ready(self, given_up: Callable[[], bool] = lambda: False) -> None:
-        """Wait for the first process, or until given up; not on the event loop. Raises
-        ConfigurationError: it is unavailable; this is closed then."""
+        """Wait for the first process, not on the event loop. Raises ConfigurationError, and
+        closes."""
         try:
             while not self._first.done() and not given_up():
                 wait_for([self._first], _GIVEN_UP_S)

@@ -84,11 +84,8 @@ class NixlReading:
     """
 
     def __init__(self, network: NixlNetwork, slots: int, memory: int) -> None:
-        """
-        Args:
-            slots: concurrent reads.
-            memory: bytes for items until they are released, a multiple of the page size.
-        """
+        """Allow ``slots`` concurrent reads and ``memory`` bytes of unreleased items (whole
+        pages)."""
         self._network = network
         self._slots = slots
         self._landed = 0 if network.leaves_user else memory
@@ -113,12 +110,8 @@ class NixlReading:
         return None if self._link is None else self._link.pid
 
     async def start(self) -> None:
-        """Start the process unless it runs: about a second.
-
-        Raises:
-            ArenaUnavailableError: this was closed.
-            ConfigurationError: NIXL can't be used here, or there is no memory for it.
-        """
+        """Start the process unless it runs: about a second. Raises ArenaUnavailableError: closed.
+        Raises ConfigurationError: NIXL can't be used here, or there is no memory for it."""
         if self._closed:
             raise ArenaUnavailableError("NIXL was shut down")
         if self._link is None:
@@ -161,14 +154,9 @@ class NixlReading:
         check_head(memoryview(head), offer.arena)
 
     async def read(self, offer: NixlOffer, metadata: NixlMetadata) -> Received:
-        """Read a segment, check it, and build the item over it.
-
-        Raises:
-            ArenaUnavailableError: it can't be read.
-            ArenaFullError: there is no memory for it here.
-            StaleSegmentError: it was reclaimed.
-            CorruptSegmentError: the bytes are not those that the frontend wrote.
-        """
+        """Read a segment, check it, and build the item over it. Raises ArenaUnavailableError:
+        unreadable. Raises ArenaFullError: no memory. Raises StaleSegmentError: reclaimed. Raises
+        CorruptSegmentError: not the frontend's bytes."""
         layout = metadata.layout
         landing = self._started.landing
         room = (

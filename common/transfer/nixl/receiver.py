@@ -48,11 +48,7 @@ class _Left(NamedTuple):
 
 
 class NixlPeers:
-    """Keeps a worker's connections, and enforces the deadline of its reads.
-
-    Attributes:
-        deadline: seconds that a read may take.
-    """
+    """Keeps a worker's connections, and enforces a deadline (seconds) for its reads."""
 
     def __init__(self, reading: NixlReading, deadline: float) -> None:
         self.deadline = deadline
@@ -76,12 +72,8 @@ class NixlPeers:
         return offer
 
     async def attach(self, offer: NixlOffer) -> None:
-        """Connect to a frontend and prove it by reading the arena's probe.
-
-        Raises:
-            ArenaUnavailableError: it can't be reached, or the probe is wrong.
-            TransferTimeoutError: it doesn't answer within the deadline.
-        """
+        """Connect to a frontend and prove it by reading the arena's probe. Raises
+        ArenaUnavailableError: unreachable, or a wrong probe. Raises TransferTimeoutError."""
         agent = offer.agent
         async with self._attaching[agent]:
             if self._offers.get(agent) == offer:
@@ -147,9 +139,8 @@ class NixlPeers:
         work: Coroutine[Any, Any, _Result],
         undo: Callable[[_Result], object] = lambda _: None,
     ) -> _Result:
-        """Return the result of a read within the deadline. It can't be stopped: ``undo`` gets a
-        result without a waiter. Raises TransferTimeoutError: the read continues, and holds its
-        slot."""
+        """Return a read's result within the deadline, or raise TransferTimeoutError: the read
+        continues and holds its slot. ``undo`` gets a result without a waiter."""
         overdue = abandoned = False
         self._reading[agent] += 1
         task = asyncio.create_task(work, name=f"nixl-{agent}")
@@ -315,14 +306,9 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
         return Accepted(reply.model_copy(update={"nixl": offer.nixl.agent}), attachment)
 
     async def attach(self, offer: NixlOffer) -> Attachment:
-        """Connect to a frontend and prove it by reading the arena's probe. A broken connection is
-        renewed until all attachments are detached.
-
-        Raises:
-            ArenaUnavailableError: it can't be reached, or the probe is wrong.
-            ConfigurationError: NIXL can't be used here.
-            TransferTimeoutError: it doesn't answer within the deadline.
-        """
+        """Connect to a frontend, and reconnect until all attachments are detached. Raises
+        ArenaUnavailableError: unreachable, or a wrong probe. Raises ConfigurationError,
+        TransferTimeoutError."""
         await self._reading.start()
         await self._peers.attach(offer)
         return self._attachments.add(offer.agent)

@@ -1,7 +1,5 @@
-"""The frontend's end: the arena is registered with NIXL, and workers READ from it.
-
-The frontend's process has no agent, see :mod:`common.transfer.nixl.process`.
-"""
+"""The frontend's end: the arena is registered with NIXL, and workers READ from it. The frontend's
+process has no agent, see :mod:`common.transfer.nixl.process`."""
 
 import threading
 from collections.abc import Callable
@@ -189,8 +187,7 @@ class LateNixl:
         )
 
     def start(self, given_up: Callable[[], bool] = lambda: False) -> NixlSender:
-        """Start the sender and wait, in a thread, unless ``given_up``. Raises
-        ConfigurationError."""
+        """Start the sender and wait, in a thread. Raises ConfigurationError."""
         try:
             return NixlSender(self._arena, self._network, given_up=given_up)
         except ConfigurationError as error:

@@ -20,9 +20,8 @@ class NixlAgent:
     """A NIXL agent with the UCX backend. Not thread-safe."""
 
     def __init__(self, role: str, error_handling: str) -> None:
-        """Create an agent, in about half a second. ``role`` begins its name, for logs;
-        ``error_handling`` is UCX's treatment of a dead peer, ``peer`` or ``none``. Raises
-        ConfigurationError: NIXL is not installed here, or without UCX."""
+        """Create an agent (half a second) whose name begins with ``role``; UCX treats a dead peer
+        as ``peer`` or ``none`` says. Raises ConfigurationError: no NIXL, or no UCX."""
         try:
             from nixl import _api
         except ImportError as error:
@@ -71,8 +70,7 @@ class NixlAgent:
         return metadata
 
     def connect(self, metadata: bytes) -> str:
-        """Add another agent and return its name; the first transfer connects. Raises
-        ArenaUnavailableError: the metadata is unusable here."""
+        """Add an agent, return its name; a transfer connects it. Raises ArenaUnavailableError."""
         try:
             name: str | bytes = self._agent.add_remote_agent(metadata)
         except self._errors as error:

@@ -1,7 +1,5 @@
-"""Messages between a process of ours and the one with its NIXL agent.
-
-Typed, and never pickled: an attacker at an agent's port may have taken over its process.
-"""
+"""Messages between a process of ours and the one with its NIXL agent. Typed, and never pickled: an
+attacker at an agent's port may have taken over its process."""
 
 import socket
 from typing import Annotated, Final, Generic, TypeAlias, TypeVar

@@ -1,7 +1,5 @@
-"""Networks that NIXL may use, and UCX's configuration for them.
-
-Pure: the environment is read where a process starts.
-"""
+"""Networks that NIXL may use, and UCX's configuration for them. Pure: the environment is read where
+a process starts."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -44,12 +42,8 @@ def nixl_installed() -> bool:
 
 @dataclass(frozen=True)
 class NixlNetwork:
-    """Networks that the operator allows.
-
-    Attributes:
-        interface: network device, as UCX names it: ``mlx5_0:1``, ``eth0``. None for loopback.
-        narrowed_to: the only UCX transports to use; empty for all.
-    """
+    """Networks that the operator allows. ``interface`` is UCX's name, ``mlx5_0:1`` or ``eth0``,
+    None for loopback. ``narrowed_to`` are the only UCX transports to use; empty for all."""
 
     interface: str | None = None
     allow_tcp: bool = False
@@ -86,8 +80,7 @@ class NixlNetwork:
         return any(name in _HARDWARE_NAMES for name in self.transports())
 
     def transports(self) -> tuple[str, ...]:
-        """Return UCX's transports to use. Raises ConfigurationError: UCX_TLS names a forbidden
-        one."""
+        """Return UCX's transports. Raises ConfigurationError: UCX_TLS names a forbidden one."""
         allowed = ["self"]
         if not self.leaves_host or self.allow_tcp:
             # Other processes on this host get copies, whatever remote ones get.

@@ -52,8 +52,7 @@ class KeeperConnection:
         return self._lost
 
     def ask(self, question: Callable[[int], msgspec.Struct]) -> "Future[Answer]":
-        """Send a call made for a number. The future raises ArenaUnavailableError without a
-        keeper."""
+        """Send a call made for a number. The future raises ArenaUnavailableError if it is lost."""
         number = next(self._numbers)
         answer: Future[Answer] = Future()
         with self._lock:

@@ -204,8 +204,8 @@ class ArenaKeeper:
         task.add_done_callback(self._tasks.discard)
 
     async def changed(self, what: MmHash | bytes | None) -> None:
-        """Wait until an item was written or given up, a key's claim ended, or, for None, a client
-        returned its leases."""
+        """Wait until an item was written or given up, a claim ended, or for None leases
+        returned."""
         await self._changed.setdefault(what, asyncio.Event()).wait()
 
     def change(self, what: MmHash | bytes | None) -> None:

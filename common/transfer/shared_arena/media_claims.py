@@ -1,7 +1,4 @@
-"""Names of media, and claims of media in processing, across a frontend's processes.
-
-For one event loop.
-"""
+"""Names and claims of media across a frontend's processes. For one event loop."""
 
 import asyncio
 from collections.abc import Hashable

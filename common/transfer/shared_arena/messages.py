@@ -1,7 +1,4 @@
-"""Messages between a frontend's processes and the keeper of their arena.
-
-Notes are opaque bytes to the keeper.
-"""
+"""Messages between a frontend's processes and their arena's keeper. Notes are opaque to it."""
 
 from typing import TypeAlias
 
