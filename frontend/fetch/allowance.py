@@ -67,7 +67,7 @@ class RequestAllowance:
             )
 
     def return_bytes(self, count: int) -> None:
-        """Return counted bytes that must be fetched again."""
+        """Give back counted bytes that must be fetched again."""
         with self._lock:
             self._bytes -= count
 
@@ -84,7 +84,7 @@ class RequestAllowance:
             )
 
     def return_pixels(self, count: int) -> None:
-        """Return counted pixels that must be decoded again."""
+        """Give back counted pixels that must be decoded again."""
         with self._lock:
             self._pixels -= count
 

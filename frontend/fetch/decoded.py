@@ -20,7 +20,7 @@ _PIXEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2}
 
 
 def weight(value: object) -> int | None:
-    """Return the bytes of a decoded medium, encoded bytes aside. None if unknown."""
+    """Return the bytes of a decoded medium, encoded bytes aside; None if unknown."""
     if isinstance(value, MediaWithBytes):
         return weight(value.media)
     if isinstance(value, Image.Image):

@@ -86,7 +86,7 @@ class Budget:
 
 class Copies:
     """Memory that decoders take briefly beside their output. Threads wait for their share: unlike a
-    budget's, it returns by itself, and one request of many large pictures can't starve itself.
+    budget's, it returns by itself, so one request of many large pictures need not fail.
     """
 
     def __init__(self, total: int) -> None:

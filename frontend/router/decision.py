@@ -93,7 +93,7 @@ class Decision(msgspec.Struct):
         return Target(self.worker_id, self.rank)
 
     def as_json(self, candidates: int | None = None) -> dict[str, object]:
-        """Return JSON-able builtins with ``candidates`` cheapest candidates and the chosen one."""
+        """Return builtins under the client's id: the cheapest candidates and the chosen one."""
         built: dict[str, object] = msgspec.to_builtins(msgspec.structs.replace(self, considered=[]))
         built["request_id"] = built.pop("client_id")
         del built["considered"], built["work"]

@@ -33,7 +33,9 @@ class Situation(NamedTuple):
     random: random.Random
 
     def least(self, costs: Sequence[float]) -> int:
-        """Return the position of the least cost. Random ties keep frontends from piling up."""
+        """Return the position of the least cost. Random tie-breaks keep
+        frontends from piling up.
+        """
         least = min(costs)
         if costs.count(least) == 1:
             return costs.index(least)

@@ -32,7 +32,9 @@ class Contract:
     def __init__(
         self, vllm_version: str, key: FleetKey | None = None, *, trust_remote_code: bool = False
     ) -> None:
-        """Accept any model. Without a key, workers must be on this host and have none either."""
+        """Accept any model. Without a key, workers must be on this host and have none either.
+        ``trust_remote_code`` lets models run code of their own in this process.
+        """
         self._vllm_version = vllm_version
         self._key = key
         self._trust_remote_code = trust_remote_code
@@ -88,7 +90,9 @@ class Refusals:
         self._endpoints: dict[Run, str] = {}
 
     def add(self, run: Run, error: CardError, card: WorkerCard | None = None) -> None:
-        """Refuse a run, replacing an earlier reason; pass ``card`` unless it may be forged."""
+        """Refuse a run, replacing an earlier reason. The card says where to tell the run; omit it
+        if it may be forged.
+        """
         if card is not None and not isinstance(error, CardKeyError):
             self._endpoints[run] = card.request_endpoint
         else:

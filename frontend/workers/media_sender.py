@@ -68,8 +68,8 @@ class MediaSender:
     def __init__(
         self, arena: ArenaAccess | None, mode: TransferMode, network: NixlNetwork | None = None
     ) -> None:
-        """Send all inline without an arena. Raises ConfigurationError if the only allowed transport
-        is unavailable.
+        """Send all inline without an arena. Networks default to this host only. Raises
+        ConfigurationError if the only allowed transport is unavailable.
         """
         self._arena = arena
         self._mode = mode

@@ -172,8 +172,8 @@ class LoadTracker:
         return self._busy
 
     def shares(self, target: Target) -> tuple[TargetLoad, TargetLoad]:
-        """Return the load by this frontend, and by others as last reported, with queued requests.
-        Both are zero if the target is not registered.
+        """Return the load by this frontend, and by the others as last reported, which includes all
+        queued requests. Both are zero if the target is not registered.
         """
         self._expire()
         own, report = self._own.get(target, _NOTHING), self._reports.get(target, _NO_REPORT)
