@@ -49,7 +49,8 @@ class _Job:
 class ProcessPool:
     """Pool of processes that run batches in FIFO order.
 
-    A process that dies or hangs (and is killed) is replaced, and its batch retried once in another.
+    A process that dies or hangs is replaced, and its batch retried once. A hung batch of several
+    media fails at once, since the caller retries them one by one.
     """
 
     def __init__(
