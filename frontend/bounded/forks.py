@@ -1,4 +1,4 @@
-"""Do each piece of a client's work in a fork of this process, within limits on time and memory.
+"""Run each piece of a client's work in a fork of this process, within limits on time and memory.
 
 The frontend at the other end of a socket sends the pieces. No thread can be ended; a process can.
 """
@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 
 
 class Bounds(NamedTuple):
-    """What one piece of work may take.
+    """Limits of one piece of work.
 
     Attributes:
-        cpu_s: seconds of cores.
-        memory_bytes: beside what this process has.
+        memory_bytes: beside those of this process.
         alarm_s: seconds on the clock, on a host whose cores are busy.
     """
 
@@ -38,7 +37,7 @@ def serve(
 
 
 def forked(order: Any, answer: Callable[[Any], bytes], bounds: Bounds) -> bytes:
-    """Return the answer of a process that ends after it; nothing if it ended before."""
+    """Return the answer of a child process; nothing if it ended before."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:

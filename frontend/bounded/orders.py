@@ -1,4 +1,4 @@
-"""What a frontend asks of the processes that try structures and render templates, and limits."""
+"""Messages and limits of the processes that try structures and render templates."""
 
 from typing import Any, Final, NamedTuple
 
@@ -9,48 +9,46 @@ STRUCTURE_BOUNDS: Final = Bounds(cpu_s=10, memory_bytes=1 << 30, alarm_s=60)
 tools of 6 parameters 0.2 s."""
 
 THREADS: Final = 4
-"""That compile one structure; engines have 8."""
+"""Threads that compile one structure; engines have 8."""
 
 STEPS: Final = 64
 """Tokens of an answer that are tried."""
 
 STEP_S: Final = 0.1
-"""Seconds of a core for the mask of one token, which an engine makes between two steps of all its
-requests. With 130,000 tokens, schemas of 128 tools or of 300
-optional fields take 7 ms."""
+"""CPU seconds for the mask of one token, which an engine makes between two steps of all its
+requests. With 130,000 tokens, schemas of 128 tools or of 300 optional fields take 7 ms."""
 
 COMPILES: Final = b"+"
-"""The backend takes the structure, at no more cost than it may."""
+"""The backend takes the structure, within the limits."""
 
 REFUSED: Final = b"-"
-"""A backend refuses the structure, at no cost; a template raised something, which follows."""
+"""A backend refuses the structure, at no cost; or a template raised an error, which follows."""
 
 READ_S: Final = 1.0
-"""Seconds of a core to read a structure for guidance or outlines. vLLM reads it in the one thread
-of a frontend in which prompts become tokens, and on the event loop of a worker."""
+"""CPU seconds to read a structure for guidance or outlines. vLLM reads it in a frontend's one
+tokenizer thread, and on the event loop of a worker."""
 
 OK: Final = b"+"
 """The template was rendered; the prompt, or the format of contents, follows."""
 
 MAX_REASON: Final = 1024
-"""Bytes of what a template raises."""
+"""Bytes of a template's error."""
 
 MAX_TEXT: Final = 64 << 20
-"""Bytes of a prompt; the frontend keeps it."""
+"""Bytes of a prompt, which the frontend keeps."""
 
 TEMPLATE_BOUNDS: Final = Bounds(cpu_s=2, memory_bytes=256 << 20, alarm_s=10)
-"""For one template. Templates of models take milliseconds."""
+"""For one template; those of models take milliseconds."""
 
 
 class Vocabulary(NamedTuple):
-    """What the process that tries structures is sent first.
+    """First message to the process that tries structures.
 
     Attributes:
         backend: of engines: ``auto``, ``xgrammar``, ``guidance`` or ``outlines``.
         info: xgrammar's ``TokenizerInfo``, as JSON; empty if the backend is not xgrammar.
         outlines: ``outlines_core.Vocabulary``; None if the backend is not outlines.
         compact: whether no white space may stand between the parts of JSON.
-        bounds: of each trial.
     """
 
     backend: str
@@ -61,21 +59,17 @@ class Vocabulary(NamedTuple):
 
 
 class Structure(NamedTuple):
-    """A structure of an answer.
-
-    Attributes:
-        kind: ``json``, ``regex``, ``grammar``, ``lark`` or ``structural_tag``.
-    """
+    """A structure of kind ``json``, ``regex``, ``grammar``, ``lark`` or ``structural_tag``."""
 
     kind: str
     text: str
 
 
 class Order(NamedTuple):
-    """A template that is to be rendered.
+    """A template to render.
 
     Attributes:
-        conversation: as vLLM has parsed it; None if only the format of its contents is asked for.
+        conversation: as vLLM has parsed it; None to ask only for the format of its contents.
         options: of ``apply_chat_template`` and of the template.
         tokens: the tokenizer's special ones, which are variables of each template.
     """

@@ -1,4 +1,4 @@
-"""Compile a structure as outlines does. A module of its own, since it loads vLLM."""
+"""Compile a structure as outlines does. A separate module, since it loads vLLM."""
 
 import time
 
@@ -11,9 +11,7 @@ from frontend.bounded.orders import COMPILES, READ_S, REFUSED, Structure
 
 
 def compile_by_outlines(vocabulary: outlines_core.Vocabulary, order: Structure) -> bytes:
-    """Return ``COMPILES`` for a structure that costs no more than it may, nothing for one that
-    costs more, and ``REFUSED`` for one that outlines refuses. The compiled tables hold all masks.
-    """
+    """Return ``COMPILES``, ``REFUSED``, or nothing if it costs too much; masks are all compiled."""
     if order.kind not in ("json", "regex"):
         return REFUSED
     began = time.process_time()

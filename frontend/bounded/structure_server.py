@@ -1,9 +1,9 @@
 """Compile clients' structures of answers, each in a process of its own: ``structure_server FD``.
 
-An engine compiles them in a few threads, with no end: 256 bytes of ``[a-z]?`` take more than 12 s
-with a large vocabulary, and other structures wait behind them. Then it makes a mask for each token
-between its steps: 10 KB of ``(a*)*`` took 9 s for one, and no request went on. Some take gigabytes
-of a frontend already when they are only looked at. What takes too much here reaches neither.
+An engine compiles them in a few threads without limit: 256 bytes of ``[a-z]?`` take more than 12 s
+with a large vocabulary, and block other structures. Between its steps it makes a mask for each
+token: 10 KB of ``(a*)*`` took 9 s for one, and no request went on. Some take gigabytes of a
+frontend when they are only read. Structures that cost too much here reach neither.
 """
 
 import json
@@ -36,12 +36,11 @@ from frontend.bounded.orders import (
 def compile_by_xgrammar(
     info: xgrammar.TokenizerInfo, compact: bool, falls_back: bool, order: Structure
 ) -> bytes:
-    """Return ``COMPILES`` for a structure that costs no more than it may, nothing for one that
-    costs more, and ``REFUSED`` for one that xgrammar refuses.
+    """Return ``COMPILES``, ``REFUSED`` by xgrammar, or nothing if it costs too much.
 
     Args:
         falls_back: whether vLLM gives guidance what xgrammar refuses. An engine of vLLM 0.32 uses
-            the backend of its first structure for all others, so that guidance must read them all.
+            the backend of its first structure for all others, so guidance must read them all.
     """
     compiler = xgrammar.GrammarCompiler(info, max_threads=THREADS, cache_enabled=False)
     said = COMPILES
@@ -56,12 +55,12 @@ def compile_by_xgrammar(
 
 
 def compile_by_guidance(compact: bool, order: Structure) -> bytes:
-    """Return as ``compile_by_xgrammar`` does. vLLM says what is wrong with a structure."""
+    """Return as ``compile_by_xgrammar`` does. vLLM explains what is wrong with a structure."""
     return COMPILES if _is_read_quickly(compact, order) else b""
 
 
 def _is_read_quickly(compact: bool, order: Structure) -> bool:
-    """Whether guidance takes no long time, and no gigabytes: an array of 100 million items, in a
+    """Return whether guidance takes little time and memory. An array of 100 million items, in a
     request of 120 bytes, ended one worker after the other.
     """
     if order.kind == "structural_tag":
@@ -88,7 +87,7 @@ def _is_read_quickly(compact: bool, order: Structure) -> bool:
 
 
 def _is_quick(compiled: xgrammar.CompiledGrammar) -> bool:
-    """Whether the masks of the first tokens of an answer take no long time."""
+    """Return whether the masks of an answer's first tokens take little time."""
     matcher = xgrammar.GrammarMatcher(compiled)
     size = compiled.tokenizer_info.vocab_size
     mask = xgrammar.allocate_token_bitmask(1, size)
@@ -112,7 +111,7 @@ def _is_quick(compiled: xgrammar.CompiledGrammar) -> bool:
 def _compile(
     compiler: xgrammar.GrammarCompiler, compact: bool, order: Structure
 ) -> xgrammar.CompiledGrammar:
-    """As vLLM's ``XgrammarBackend.compile_grammar`` does."""
+    """Compile as vLLM's ``XgrammarBackend.compile_grammar`` does."""
     match order.kind:
         case "json":
             separators = (",", ":") if compact else None

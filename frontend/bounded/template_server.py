@@ -1,9 +1,8 @@
 """Render chat templates that clients send, each in a process of its own: ``template_server FD``.
 
-Jinja's sandbox keeps a template from the process, and not from its time and memory: 22 bytes of
-arithmetic hold the interpreter's lock for minutes, and no thread can be ended. A process can. This
-one imports once what rendering needs, and forks for each order that the frontend at the other end
-of the socket FD sends. It ends with that end.
+Jinja's sandbox does not limit time and memory: 22 bytes of arithmetic hold the GIL for minutes, and
+no thread can be ended. This process imports once what rendering needs, forks for each order that
+the frontend sends through the socket FD, and ends with it.
 """
 
 import logging
@@ -24,13 +23,12 @@ from frontend.bounded.orders import (
 
 
 class _Tokenizer:
-    """In the place of the model's: no more of it than rendering needs."""
+    """Stand-in for the model's tokenizer, with only what rendering needs."""
 
     def __init__(self, tokens: dict[str, Any]) -> None:
         self._tokens = tokens
 
     def get_chat_template(self, template: str, tools: object = None) -> str:
-        """Return the template itself."""
         return template
 
     def apply_chat_template(
@@ -45,7 +43,6 @@ class _Tokenizer:
         return_dict: bool = False,
         **options: Any,
     ) -> str:
-        """Return the prompt."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         prompts, _ = render_jinja_template(
@@ -61,7 +58,7 @@ class _Tokenizer:
 
 
 def answer(order: Order) -> bytes:
-    """Return the prompt, or the format of contents, or why there is none; the first byte says."""
+    """Return the prompt, the format of contents or an error; the first byte tells which."""
     from jinja2 import TemplateError
     from vllm.exceptions import VLLMError
     from vllm.renderers import hf

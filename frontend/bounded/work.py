@@ -1,7 +1,4 @@
-"""Run one piece of a client's work at a time in a child process.
-
-The process's side is :mod:`frontend.bounded.forks`.
-"""
+"""Run one piece of a client's work at a time in a child process (:mod:`frontend.bounded.forks`)."""
 
 import asyncio
 import contextlib
@@ -14,13 +11,11 @@ from common.aio.processes import SpawnedProcess
 from common.errors import OverloadedError
 
 REAP_S: Final = 2.0
-"""Seconds that a process which was killed may take to end."""
+"""Seconds that a killed process may take to end."""
 
 
 class BoundedWork:
-    """The process, which is started when it is needed, and again if it is lost. For one event
-    loop.
-    """
+    """The child process, started on demand and after a loss. For one event loop."""
 
     def __init__(
         self,
@@ -29,12 +24,8 @@ class BoundedWork:
         wait_s: float,
         greeting: Callable[[], object] | None = None,
     ) -> None:
-        """
-        Args:
-            command: what starts it; a file descriptor is added.
-            what: is worked on, for the name of a thread and for errors.
-            wait_s: seconds that a request waits for those of others.
-            greeting: makes what the process is sent first, in a thread.
+        """Append a file descriptor to ``command``. ``greeting`` makes the first message, in a
+        thread. Requests wait ``wait_s`` seconds for earlier work.
         """
         self._command: Final = command
         self._what: Final = what
@@ -55,10 +46,8 @@ class BoundedWork:
             self.process.close()
 
     async def ask(self, order: Any) -> bytes | None:
-        """Return the answer: nothing in it if it took too much, None if the process was lost.
-
-        Raises:
-            OverloadedError: others are worked for.
+        """Return the answer; empty if it took too much, None if the process was lost. Raises
+        OverloadedError if earlier work takes too long.
         """
         try:
             async with asyncio.timeout(self._wait_s):
@@ -68,7 +57,7 @@ class BoundedWork:
                 f"too many {self._what} of other requests are being worked on"
             ) from error
         asking = asyncio.get_running_loop().run_in_executor(self._thread, self._ask, order)
-        # Not before it is answered, also if its client has left.
+        # Only after the answer, even if its client has left.
         asking.add_done_callback(lambda _: self._turn.release())
         return await asyncio.shield(asking)
 
@@ -103,7 +92,6 @@ class Process:
         return self.connection.recv_bytes()
 
     def close(self) -> None:
-        """End it."""
         self.spawned.kill()
         with contextlib.suppress(OSError):
             self.connection.close()

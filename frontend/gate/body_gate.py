@@ -20,18 +20,18 @@ MAX_BRACKETS: Final = 1 << 18
 and seconds of the event loop. JSON within a text has one per 40 characters."""
 
 MAX_COMMAS: Final = 1 << 21
-"""Entries of them: token ids above all."""
+"""Entries of lists and objects: token ids above all."""
 
 DECODER: Final = msgspec.json.Decoder(float_hook=float)
-"""msgspec's own reader of floats takes 9 µs for each near the ends of their range, such as
-``1e308``: a second and a half of the event loop for 1 MB. Python's takes 0.3 µs for any."""
+"""msgspec's own float parser takes 9 µs for each near the ends of their range, such as ``1e308``: a
+second and a half of the event loop for 1 MB. Python's takes 0.3 µs for any."""
 
 
 def read(body: bytes) -> Any:
     """Parse JSON into Python's types, at a cost that grows with its bytes alone.
 
     Raises:
-        RequestRejectedError: it has too many values, or is nested beyond what a parser takes.
+        RequestRejectedError: it has too many values, or is nested too deeply for a parser.
         json.JSONDecodeError: it isn't JSON; Python's error, as users know it.
         UnicodeDecodeError: it isn't in UTF-8, UTF-16 or UTF-32.
     """
@@ -49,28 +49,24 @@ def read(body: bytes) -> Any:
 
 
 _PARSED: Final = "mmrouter.body"
-"""Where a request's scope has its parsed body."""
+"""Key of the parsed body in a request's scope."""
 
 _FORM: Final = "mmrouter.form"
-"""The same for a form."""
+"""Key of the form in a request's scope."""
 
 _FORMS: Final = ("multipart/", "application/x-www-form-urlencoded")
 
 
 class BodyGate:
-    """Refuse bodies beyond the limits of ``fields.py``, or with refused fields, with 400."""
+    """Answer 400 to bodies beyond the limits of ``fields.py``, or with refused fields."""
 
     def __init__(self, max_choices: int, *, runs_tools: bool = False) -> None:
-        """
-        Args:
-            max_choices: answers that one request may ask for.
-            runs_tools: whether the server runs tools itself (``--tool-server``).
-        """
+        """``runs_tools`` tells whether the server runs tools itself (``--tool-server``)."""
         self._max_choices = max_choices
         self._runs_tools = runs_tools
 
     async def __call__(self, arrival: Arrival) -> App | None:
-        """Return a 400 for a body that vLLM is not to see."""
+        """Return a 400 for a body that must not reach vLLM."""
         if arrival.body is None:
             return None
         take = self._take_form if _is_form(arrival.headers) else self._take_json
@@ -95,12 +91,12 @@ class BodyGate:
         form = read_form(content, arrival.headers["content-type"])
         judge(texts_of(form), self._max_choices)
         arrival.scope[_FORM] = form
-        arrival.body = b""  # files are copies, and nothing else reads it
+        arrival.body = b""  # nothing else reads it, and files are copies
 
 
 def take_parsed_bodies() -> None:
-    """Let all apps of this process take the bodies that a gate has parsed."""
-    # FastAPI makes its requests itself.
+    """Have all apps of this process take the bodies that a gate has parsed."""
+    # Patch the class, since FastAPI creates the requests.
     Request.json, Request.form = _json, _form  # type: ignore[assignment, method-assign]
 
 
@@ -112,7 +108,7 @@ def form_of(scope: Scope) -> FormData | None:
 async def _json(self: Request) -> Any:
     if _PARSED in self.scope:
         return self.scope[_PARSED]
-    if _is_form(self.headers):  # no way past the gate
+    if _is_form(self.headers):  # or JSON sent as a form would bypass the gate
         raise json.JSONDecodeError("a form is no JSON", "", 0)
     return json.loads(await self.body())
 

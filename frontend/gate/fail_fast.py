@@ -1,13 +1,13 @@
 """Stop vLLM's validation of a request at the first wrong item of each list and each object.
 
 Pydantic reports every error of every member of a union for every item: 119 KB of wrong items took
-26 s and a million errors, all on the event loop. One wrong item says as much to its client.
+26 s and a million errors, all on the event loop.
 
-vLLM also looks in each object for fields that it does not know, to log them. In the parts of a
-stream's events, which it makes itself, this takes a fifth of their time and is left out.
+vLLM also looks in each object for unknown fields, to log them. In the parts of a stream's events,
+which it makes itself, this takes a fifth of their time and is left out.
 
-A batch validates its conversations twice. Pydantic checks what is declared ``Iterable`` while it is
-iterated, once: the second time, a content that it would refuse was empty, and the answer a 200.
+A batch validates its conversations twice. Pydantic checks an ``Iterable`` while it is iterated,
+once: the second time a wrong content was empty, and the answer a 200.
 """
 
 import importlib
@@ -37,10 +37,10 @@ _MODELS: Final = (
     "vllm.entrypoints.speech_to_text.transcription.protocol",
     "vllm.entrypoints.speech_to_text.translation.protocol",
 )
-"""Where vLLM's routes have the models of their bodies."""
+"""Modules with the models of the bodies of vLLM's routes."""
 
 _EVENTS: Final = {"ChatCompletionStreamResponse", "CompletionStreamResponse"}
-"""Models of events, in which those of their parts are."""
+"""Models of events, which contain the models of their parts."""
 
 _READ_TWICE: Final = "BatchChatCompletionRequest"
 
@@ -49,9 +49,7 @@ _COLLECTIONS: Final = ("list", "tuple", "set", "frozenset", "dict")
 
 
 def fail_fast() -> None:
-    """Change the schemas of all of vLLM's request models. Call it before its app is built: routes
-    take copies of the validators. May be called twice.
-    """
+    """Patch vLLM's request models before its app copies their validators. May be called twice."""
     for name in _MODELS:
         try:
             importlib.import_module(name)
@@ -75,14 +73,14 @@ def fail_fast() -> None:
                 collection["fail_fast"] = True
             for node in [*_nodes(schema)] if model in parts else ():
                 _log_nothing(node)
-            # Members of its unions that something has used already have validators of their own,
-            # which go to the end of each list.
+            # Members of its unions that were used already have prebuilt validators, which go to
+            # the end of each list.
             model.__pydantic_validator__ = SchemaValidator(schema, _use_prebuilt=False)
 
 
 def collections_in(schema: object) -> Iterator[dict[str, object]]:
-    """Yield each schema of many values within one of pydantic's core schemas. Models and typed
-    dicts are none: the table of fields bounds those that forbid other names.
+    """Yield each schema of a collection within one of pydantic's core schemas, except models and
+    typed dicts: the table of fields bounds those that forbid other names.
     """
     return (node for node in _nodes(schema) if node.get("type") in _COLLECTIONS)
 
@@ -102,7 +100,7 @@ def _nodes(schema: object) -> Iterator[dict[str, object]]:
 
 
 def _log_nothing(node: dict[str, object]) -> None:
-    """Take the look for unknown fields out of a schema."""
+    """Remove the search for unknown fields from a schema."""
     wrap = node.get("function") if node.get("type") == "function-wrap" else None
     function = wrap.get("function") if isinstance(wrap, dict) else None
     if getattr(function, "__name__", "") == "__log_extra_fields__":

@@ -1,7 +1,7 @@
-"""What each field of a request's body may hold: one table for all routes.
+"""Limits of each field of a request's body: one table for all routes.
 
-A field has the same name and the same meaning on all of vLLM's routes, so the table goes by name.
-``docs/limits.md`` is made from it. A test finds each field of vLLM's request models in it.
+A field has the same name and the same meaning on all of vLLM's routes. ``docs/limits.md`` is made
+from the table, and a test finds each field of vLLM's request models in it.
 """
 
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ from typing import Final, NamedTuple
 
 
 class Limit(NamedTuple):
-    """How much one field of a kind may hold.
+    """Limits of the fields of one kind.
 
     Attributes:
         depth: of lists and objects within each other; 0 for a plain value.
         values: entries of all lists and objects in it.
-        characters: of all strings and names in it; None where ``--max-body-mb`` bounds them, and
+        characters: of all strings and names in it; None where ``--max-body-mb`` bounds them, or
             where text is measured before it is tokenized.
         items: entries of the outermost list or object.
         why: the reason, for the page.
@@ -67,7 +67,7 @@ UNKNOWN: Final = Limit(
 OF_EACH_PROMPT: Final = frozenset(
     {WORDS, TOKENS, OPTIONS, TEMPLATE_OPTIONS, TEMPLATE, STRUCTURE, TOOLS}
 )
-"""Kinds of what a request says once and vLLM reads for each of its prompts or conversations."""
+"""Kinds of fields that a request has once, and that vLLM reads for each prompt or conversation."""
 
 KINDS: Final[Mapping[str, Limit]] = MappingProxyType(
     {
@@ -139,7 +139,7 @@ FIELDS: Final[Mapping[str, Limit]] = MappingProxyType(
 """The limit of each field that vLLM knows."""
 
 NESTED: Final = frozenset({"chat_request", "completion_request", "sampling_params"})
-"""Fields that hold a body, or part of one, themselves."""
+"""Fields that hold a body, or a part of one."""
 
 MAX_FIELDS: Final = 512
-"""Of one body; the largest of vLLM's models has some 70."""
+"""Fields of one body; the largest of vLLM's models has some 70."""

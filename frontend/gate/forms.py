@@ -1,7 +1,6 @@
 """Read the form of a request into memory, at a cost that grows with its bytes alone.
 
-Starlette's own readers are not asked: 8 MB of ``&`` took 4 s of the event loop, and files went
-through the disk.
+With Starlette's readers 8 MB of ``&`` took 4 s of the event loop, and files went through the disk.
 """
 
 import io
@@ -14,16 +13,16 @@ from starlette.datastructures import FormData, Headers, UploadFile
 from common.errors import RequestRejectedError
 
 MAX_PARTS: Final = 256
-"""Of one form; the largest of vLLM's models has some 30 fields."""
+"""Parts of one form; the largest of vLLM's models has some 30 fields."""
 
 MAX_HEAD_BYTES: Final = 8 << 10
-"""Of the headers of one part."""
+"""Bytes of the headers of one part."""
 
 _MAX_PARAMETERS: Final = 16
-"""Of a header of a part, whose reader takes milliseconds for thousands."""
+"""Parameters of a part's header. The parser takes milliseconds for thousands."""
 
 MAX_TEXT_BYTES: Final = 1 << 20
-"""Of one field that is no file, as Starlette has it."""
+"""Bytes of one field that is no file, as in Starlette."""
 
 _MAX_BOUNDARY: Final = 70
 """Bytes of a boundary, by RFC 2046."""
@@ -43,11 +42,7 @@ class _InMemory(io.BytesIO):
 
 
 def read_form(content: bytes, content_type: str) -> FormData:
-    """Return fields and files; none if it is another kind of form, as no route reads those.
-
-    Raises:
-        RequestRejectedError: it can't be read, or has too many parts or too large ones.
-    """
+    """Parse a multipart form; no route reads other kinds. Raises RequestRejectedError."""
     kind, options = parse_options_header(content_type)
     if kind != _KIND:
         return FormData()
@@ -63,9 +58,7 @@ def read_form(content: bytes, content_type: str) -> FormData:
 
 
 def texts_of(form: FormData) -> dict[str, str | list[str]]:
-    """Return the fields of a form that are no files, as FastAPI takes them: of those that come
-    several times the last one, but all of those whose name ends with ``[]``.
-    """
+    """Return the texts as FastAPI takes them: the last of a name, or all if it ends in ``[]``."""
     texts: dict[str, str | list[str]] = {}
     for name, value in form.multi_items():
         if not isinstance(value, str):
@@ -79,7 +72,7 @@ def texts_of(form: FormData) -> dict[str, str | list[str]]:
 
 
 def _parts(content: bytes, delimiter: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the headers of each part, and what it holds."""
+    """Yield the headers and the content of each part."""
     at = content.find(delimiter, 0, _MAX_PREAMBLE + len(delimiter))
     if at < 0 or content[:at].strip(b"\r\n"):
         raise RequestRejectedError("the form does not begin with its boundary")

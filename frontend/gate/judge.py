@@ -1,6 +1,6 @@
-"""Refuse a request's body for what it holds, before vLLM validates it. No I/O.
+"""Reject bodies for their content before vLLM validates them, in one pass and without I/O.
 
-One pass over the body, whose cost grows with its values and not with what is wrong with them.
+The cost grows with the values of a body, not with what is wrong with them.
 """
 
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ from frontend.gate.fields import (
 )
 
 NOT_FROM_CLIENTS: Final = "image_pil"
-"""The type and the key of a content part that holds a picture as an object of Pillow's. JSON can't,
-and an image processor takes a string in its place for an address to fetch or a file to open."""
+"""Type and key of a content part that holds a Pillow image. JSON can't hold one, and an image
+processor would take a string in its place for a URL to fetch or a file to open."""
 
 RENDERER_OPTIONS: Final = frozenset(
     {
@@ -30,7 +30,7 @@ RENDERER_OPTIONS: Final = frozenset(
     }
 )  # fmt: skip
 """Parameters of ``apply_chat_template`` itself, which vLLM lets a request set. They make a prompt
-of any length, or of other messages than those that were judged. Templates have none of these."""
+of any length, or of messages that were not judged. Templates have none of these."""
 
 PROCESSOR_INPUTS: Final = frozenset(
     {
@@ -38,7 +38,7 @@ PROCESSOR_INPUTS: Final = frozenset(
         "text_target", "video", "videos", "videos_kwargs",
     }
 )  # fmt: skip
-"""Parameters by which a Hugging Face processor takes media. A string is fetched, or opened."""
+"""Parameters by which a Hugging Face processor takes media. It would fetch or open a string."""
 
 _NAMES_REFUSED: Final[Mapping[str, frozenset[str]]] = {
     "chat_template_kwargs": RENDERER_OPTIONS,
@@ -49,43 +49,35 @@ MAX_LABELS: Final = 1 << 16
 """Probabilities that one request for scores may ask for: labels times items."""
 
 MAX_SHARED: Final = 1 << 22
-"""Weight of what the prompts of a request share, times these. vLLM reads all of it again for each
-prompt, on the event loop: 0.7 MB of ``logit_bias`` for 1,024 prompts kept it for 26 seconds."""
+"""Weight of the parts that the prompts of a request share, times the prompts. vLLM reads them again
+for each prompt, on the event loop: 0.7 MB of ``logit_bias`` for 1,024 prompts took 26 seconds."""
 
 MAX_COPIED: Final = 1 << 27
-"""The same times choices. A worker copies it for each: with 130,000 ``allowed_token_ids`` a
-thousand choices, asked for in 400 KB, kept its event loop for 2.3 seconds."""
+"""The same weight times choices. A worker copies these parts for each: 130,000
+``allowed_token_ids`` with a thousand choices, in 400 KB, took its event loop 2.3 seconds."""
 
 MAX_STREAM_INTERVAL: Final = 1024
 """Tokens of one event, which parsers read at once on the event loop."""
 
 MAX_BEAM_CANDIDATES: Final = 1 << 17
 """Log probabilities that a beam search looks at: twice as many as beams, for each token of each.
-More would be refused later as log probabilities are, after half a minute."""
+The later limit on log probabilities would reject more, but after half a minute."""
 
 MAX_REPEATED: Final = 1 << 24
-"""Characters of a prompt times the choices that repeat it (``echo``). A token of it, with
-``return_token_ids``, counts as eight: 8 million kept the event loop for 0.84 seconds."""
+"""Characters of a prompt times the choices that repeat it (``echo``). With ``return_token_ids`` a
+token counts as eight: 8 million took the event loop 0.84 seconds."""
 
 VALUE_WEIGHT: Final = 16
-"""Of a value, in characters: one of a JSON schema takes as long as so many."""
+"""Weight of a value, in characters: one of a JSON schema takes as long as so many."""
 
 _NUMBERS: Final = frozenset({int, float, bool, type(None)})
-"""Types of which a list needs no look at each entry: tokens come by the million."""
+"""Types of list entries that need no individual check: tokens come by the million."""
 
 Body = Mapping[str, Any]
 
 
 def judge(body: object, max_choices: int) -> None:
-    """Return if a body may be validated.
-
-    Args:
-        body: parsed JSON.
-        max_choices: answers that one request may ask for.
-
-    Raises:
-        RequestRejectedError: it may not; says which field, and what is allowed.
-    """
+    """Raise RequestRejectedError, with the field and its limit, unless a body may be validated."""
     if isinstance(body, dict):
         _judge_fields(body, max_choices, nested=False)
     else:
@@ -119,7 +111,7 @@ def _judge_fields(body: Body, max_choices: int, *, nested: bool) -> None:
 
 
 def _by_content(limit: Limit, value: object) -> Limit:
-    """Inputs may be tokens by the million, but messages, items and parts are like messages."""
+    """Return the limit: inputs may be millions of tokens, but objects in them are like messages."""
     objects = isinstance(value, dict) or (isinstance(value, list) and dict in set(map(type, value)))
     return MESSAGES if limit is INPUTS and objects else limit
 
@@ -130,9 +122,7 @@ def _refuse_names(field: str, value: Body, names: frozenset[str]) -> None:
 
 
 def _measure(what: str, value: object, limit: Limit) -> tuple[int, int]:
-    """Return the characters and the values of a value. Walks without recursion, and stops beyond
-    the limit.
-    """
+    """Return the characters and values of a value. Iterative, and ends beyond the limit."""
     if isinstance(value, list | dict):
         if limit.depth == 0:
             raise RequestRejectedError(f"{what} must not be a list or an object")
@@ -223,7 +213,7 @@ def _beam_candidates(body: Body) -> int:
 
 
 def _prompts(body: Body) -> int:
-    """Prompts that are generated for: a list of them, a batch of conversations, or items."""
+    """Count the prompts to generate for: a list of prompts, of conversations or of items."""
     embeds = body.get("prompt_embeds")  # in a list they are prompts beside those of `prompt`
     further = len(embeds) if isinstance(embeds, list) else 0
     several = (
@@ -241,7 +231,7 @@ def _length_of(value: object, kinds: tuple[type, ...]) -> int:
 
 
 def _number(value: object) -> int:
-    """``n`` as pydantic reads it: a number or a text of one. What is none, vLLM refuses."""
+    """Read ``n`` as pydantic does: a number, or a text of one; 1 if vLLM will refuse it."""
     if isinstance(value, int | float | str):
         try:
             return max(1, int(float(value)))

@@ -1,11 +1,10 @@
-"""Fields of a request that vLLM's server would leave out without a word, though they change what is
-asked: each is refused with a sentence that says what to send instead.
+"""Refuse fields that vLLM's server would ignore although they change what is asked, with a sentence
+that says what to send instead.
 
-That server takes any field that it does not know, since clients send many. Those that only hint
-(``verbosity``, ``prediction``, ``metadata`` …) go on being ignored: docs/clients.md has both lists.
-So do two things of ``/v1/messages``: ``redacted_thinking``, which is encrypted, and which clients
-send back as they got it; and texts that begin with ``x-anthropic-billing-header``, which change
-each time.
+vLLM ignores all unknown fields, since clients send many. Hints (``verbosity``, ``prediction``,
+``metadata`` …) stay ignored: docs/clients.md has both lists. So do two things of ``/v1/messages``:
+``redacted_thinking``, which is encrypted and which clients return, and texts that begin with
+``x-anthropic-billing-header``, which change each time.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,29 +13,24 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from common.errors import RequestRejectedError
 
 Fields: TypeAlias = Mapping[str, Any]
-"""An object of JSON."""
+"""A JSON object."""
 
 
 class Refusal(NamedTuple):
-    """A field that is refused.
-
-    Attributes:
-        field: where it is.
-        words: why, and what to send instead.
-    """
+    """A refused field: its place, and the reason with what to send instead."""
 
     field: str
     words: str
 
 
 def objects(value: object) -> Iterator[tuple[int, Fields]]:
-    """Yield the objects of what may be a list, with their places."""
+    """Yield the objects of a list with their indices; nothing for other values."""
     if isinstance(value, list):
         yield from ((n, each) for n, each in enumerate(value) if isinstance(each, dict))
 
 
 def kind_of(fields: Fields) -> str:
-    """Return what an object says that it is, short enough for a sentence."""
+    """Return the ``type`` of an object, short enough for a sentence."""
     kind = fields.get("type")
     return kind[:64] if isinstance(kind, str) else f"({type(kind).__name__})"
 
@@ -52,11 +46,7 @@ _OF_CLIENTS: Final = frozenset({"custom", "function", "namespace"})
 
 
 class RefusedFieldError(RequestRejectedError):
-    """A field asks for what nothing here does.
-
-    Attributes:
-        field: where it is in the body.
-    """
+    """A field asks for something that nothing here does; ``field`` is its place in the body."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.words)
@@ -64,15 +54,7 @@ class RefusedFieldError(RequestRejectedError):
 
 
 def check(path: str, body: object, *, runs_tools: bool) -> None:
-    """Look at the body of a request before vLLM does.
-
-    Args:
-        path: of the route; those below it, such as ``/render``, take the same.
-        runs_tools: whether the server runs tools itself (``--tool-server``).
-
-    Raises:
-        RefusedFieldError: with the first field that is refused.
-    """
+    """Raise RefusedFieldError for the first refused field. Sub-paths (``/render``) count too."""
     if isinstance(body, dict):
         for start, find in _CHECKS.items():
             if path.startswith(start):
@@ -154,7 +136,7 @@ _CHAT: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     ),
     "web_search_options": (bool, "nothing here searches the web: leave `web_search_options` out"),
 }
-"""Field -> whether a value asks for something, and what is said then."""
+"""Field -> whether a value asks for something, and the answer then."""
 
 _CHECKS: Final[Mapping[str, Check]] = {
     "/v1/chat/completions": _of_chat,
@@ -189,7 +171,7 @@ _ONLY_IN: Final = {"thinking": "assistant", "tool_result": "user", "tool_use": "
 
 
 def refused_in_messages(body: Fields) -> Iterator[Refusal]:
-    """Yield what would be dropped of a request."""
+    """Yield what vLLM would drop of a request."""
     for field, words in _TOP.items():
         if body.get(field):
             yield Refusal(field, words)
@@ -244,7 +226,7 @@ def _not_text(place: str, block: Fields, taken: frozenset[str]) -> Iterator[Refu
 
 
 def _empty(place: str, block: Fields) -> Iterator[Refusal]:
-    """What has nothing where its content should be."""
+    """Yield a refusal if a block has nothing where its content should be."""
     kind = kind_of(block)
     if kind == "image":
         yield from _of_source(f"{place}.source", block.get("source"))

@@ -1,7 +1,7 @@
-"""Whether a worker says no more than it was asked for, nor less.
+"""Check that a worker's answer is no more than was asked for, and no less.
 
-vLLM's server believes an engine: an answer that never ends fills its memory, 300,000 candidates for
-a token hold the event loop, and a token without the log probability that was asked for is a 500.
+vLLM's server trusts an engine: an endless answer fills its memory, 300,000 candidates for a token
+block the event loop, and a missing log probability is a 500.
 """
 
 from typing import Final
@@ -18,21 +18,17 @@ MAX_TOKEN_TEXT: Final = 4096
 """Characters of a token, on average of an answer; the longest of vocabularies have hundreds."""
 
 MAX_EXPERT_BYTES: Final = 4096
-"""Of a token's routed experts: 61 layers of 8 experts take 488, or 1,952 as 32-bit numbers."""
+"""Bytes of a token's routed experts: 61 layers of 8 take 488, or 1,952 as 32-bit numbers."""
 
 MOST_EXPERT_BYTES: Final = 16 << 20
-"""Of those of a choice. Written as text on the event loop, 80 MB took 3.7 seconds."""
+"""Bytes of a choice's routed experts. Written as text, 80 MB took the event loop 3.7 seconds."""
 
 
 class AnswerCheck:
-    """Of one request to one worker."""
+    """Check the answer of one worker to one request."""
 
     def __init__(self, params: SamplingParams | None, prompt_tokens: int = 0) -> None:
-        """
-        Args:
-            params: None if something is pooled, of which nothing is checked here.
-            prompt_tokens: of the prompt, its media included.
-        """
+        """Without ``params`` the request pools, unchecked. ``prompt_tokens`` include media."""
         params = params or SamplingParams()
         self._most_tokens = params.n * params.max_tokens if params.max_tokens else None
         self._asked = params.num_logprobs is not None
@@ -44,14 +40,7 @@ class AnswerCheck:
         self._prompt_tokens = prompt_tokens
 
     def check(self, output: Output, tokens: int) -> None:
-        """Return if the output may be one.
-
-        Args:
-            tokens: of all choices of the answer, with those of this output.
-
-        Raises:
-            WorkerGarbledError: it may not.
-        """
+        """Raise WorkerGarbledError for a wrong output. ``tokens`` of all choices include it."""
         if self._most_tokens is not None and tokens > self._most_tokens:
             raise WorkerGarbledError("a worker said more tokens than were asked for")
         for one in output.outputs:
@@ -78,7 +67,7 @@ class AnswerCheck:
             _check_width(output.prompt_logprobs, self._of_prompt)
 
     def _check_experts(self, nbytes: int, tokens: int) -> None:
-        """No request asks for them: engines with ``--enable-return-routed-experts`` give them."""
+        """Engines with ``--enable-return-routed-experts`` give them, though no request asks."""
         if nbytes > min((self._prompt_tokens + tokens) * MAX_EXPERT_BYTES, MOST_EXPERT_BYTES):
             raise WorkerGarbledError(
                 f"a worker gave {nbytes} bytes of routed experts, more than an answer may have"

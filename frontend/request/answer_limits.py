@@ -1,12 +1,12 @@
 """Limit what a request may ask of its answer: the size of its structure, and log probabilities.
 
-vLLM reads a structure where other requests wait: in the one thread in which prompts become tokens
-here, and on the event loop of a worker, which counts as lost when it is silent for long. Of a list
-in a list and so on, 58 deep, 480 KiB took 6 seconds of a core there, and 120 KiB 1.4.
+vLLM reads a structure in the frontend's one tokenizer thread, and on the event loop of a worker. A
+worker that is silent for long counts as lost. Lists nested 58 deep took a core 6 seconds there for
+480 KiB, and 1.4 for 120 KiB.
 
-A worker takes 30 µs of its event loop for each log probability, and a frontend 20 µs when it makes
-a whole answer. 96 choices of 1,000 tokens with 20 candidates, asked for in 150 bytes, kept one
-worker after the other silent for so long that it was taken for lost.
+Each log probability takes 30 µs of a worker's event loop, and 20 µs of a frontend for a whole
+answer. A request of 150 bytes for 96 choices of 1,000 tokens with 20 candidates silenced one worker
+after the other, until each was taken for lost.
 """
 
 import json
@@ -20,13 +20,13 @@ from frontend.request.batches import Batch
 from frontend.request_context import current_context
 
 MOST_BYTES: Final = 128 << 10
-"""Of JSON."""
+"""Bytes of a structure, as JSON."""
 
 MAX_LOGPROBS: Final = 1 << 17
-"""Of all calls of a request: 20 candidates for 6,000 tokens, or 130,000 tokens alone."""
+"""Log probabilities of all calls of a request: 20 candidates for 6,000 tokens, or 130,000 alone."""
 
 MAX_OF_ONE: Final = 1 << 20
-"""Of a request for one choice that is no stream: each takes 130 bytes until the last is there."""
+"""Log probabilities of an unstreamed request for one choice. Each takes 130 bytes until the end."""
 
 _OF_VOCABULARY: Final = 1 << 19
 
@@ -34,13 +34,7 @@ _ENDLESS: Final = 1 << 20
 
 
 def check_structure(params: object) -> None:
-    """
-    Args:
-        params: of a request.
-
-    Raises:
-        RequestRejectedError: its structure is too large.
-    """
+    """Raise RequestRejectedError if a request's structure is too large."""
     wanted = params.structured_outputs if isinstance(params, SamplingParams) else None
     if wanted is None:
         return
@@ -56,23 +50,17 @@ def check_structure(params: object) -> None:
 def _bytes(value: Any) -> int:
     try:
         return len(msgspec.json.encode(value, enc_hook=str))
-    except UnicodeEncodeError:  # half of a surrogate pair, of which vLLM says what is wrong with it
+    except UnicodeEncodeError:  # a lone surrogate, which vLLM rejects with a reason
         return len(json.dumps(value, default=str))
     except RecursionError as error:
         raise RequestRejectedError("the structure of the answer is nested too deeply") from error
 
 
 def check_logprobs(params: object, prompt_tokens: int) -> None:
-    """Return if there are not too many with those of the calls of the same request before.
+    """Raise RequestRejectedError if a request's calls so far ask for too many log probabilities.
 
-    A request for one choice may have more: ``max_tokens`` is the rest of the context unless it says
-    less, and most answers are shorter.
-
-    Args:
-        params: of a call.
-
-    Raises:
-        RequestRejectedError: there are.
+    A request for one choice may ask for more: ``max_tokens`` is the rest of the context unless it
+    is set, and most answers are shorter.
     """
     if not isinstance(params, SamplingParams):
         return
@@ -98,7 +86,7 @@ def check_logprobs(params: object, prompt_tokens: int) -> None:
 
 
 def candidates(count: int | None, tokens: list[int] | None = None) -> int:
-    """Return how many are asked for of each token, itself included."""
+    """Return how many log probabilities each token gets, its own included."""
     if count is None and not tokens:
         return 0
     most = _OF_VOCABULARY if count == -1 else count or 0

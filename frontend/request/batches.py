@@ -1,7 +1,7 @@
-"""The calls of one request: how many of them may be at workers at a time.
+"""Limit the calls of one request that are at workers at a time.
 
-vLLM's server makes one for each input, all at once, thousands if a client likes. Whoever lets such
-a request in says here what it may take; a call that belongs to none takes what it wants.
+vLLM's server makes one for each input, all at once, thousands if a client likes. Admission puts a
+:class:`Batch` into the request's context; calls without one are not limited.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ from frontend.request_context import current_context
 
 @dataclass
 class Batch:
-    """What one request may take, and has taken.
+    """Limits and usage of one request.
 
     Attributes:
-        places: a call has one of each: of its own, so that no request takes all that there are, and
-            of those of several requests, in this order.
-        keep: called with the bytes of each pooled answer, which are held until the last one is
-            there; raises OverloadedError if there is no room.
+        places: slots, of which a call takes one of each in this order: of the request's own, so
+            that no request takes all, and of several requests'.
+        keep: called with the bytes of each pooled answer, which is held until the request's last
+            one; raises OverloadedError if there is no room.
         logprobs: log probabilities that its calls asked for.
-        turns: so many calls, of all requests, begin before others on the event loop have a turn.
+        turns: limits the calls of all requests that begin before the event loop has a turn.
     """
 
     places: Sequence[asyncio.Semaphore]
@@ -39,11 +39,7 @@ class Batch:
 
 @asynccontextmanager
 async def place(deadlines: Deadlines) -> AsyncIterator[None]:
-    """Wait for a place, and hold it.
-
-    Raises:
-        DeadlineExceededError: there is none in time.
-    """
+    """Wait for a slot and hold it. Raises DeadlineExceededError if there is none in time."""
     if (batch := current_context().find(Batch)) is None:
         yield
         return
@@ -65,11 +61,7 @@ async def _places(batch: Batch, deadlines: Deadlines) -> AsyncExitStack:
 
 
 def keep(nbytes: int) -> None:
-    """An answer is held until the last one of its request is there.
-
-    Raises:
-        OverloadedError: there is no room for it.
-    """
+    """Count a pooled answer, held until its request's last one. Raises OverloadedError."""
     batch = current_context().find(Batch)
     if batch is not None and batch.keep is not None:
         batch.keep(nbytes)

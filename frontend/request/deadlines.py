@@ -1,4 +1,4 @@
-"""How long a request may take, and how long a worker may say nothing about it."""
+"""Deadlines of a request, and of a worker's next output."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from frontend.workers import Answer
 
 
 class Deadlines:
-    """Those of one request, from the moment it was made."""
+    """Deadlines of one request, from the moment it was created."""
 
     def __init__(self, settings: FaultSettings) -> None:
         self._total_s = settings.request_timeout_s
@@ -22,27 +22,26 @@ class Deadlines:
 
     @property
     def for_outputs(self) -> bool:
-        """Whether a worker may be late with a single output."""
+        """Whether each output of a worker has a deadline."""
         return bool(self._output_s)
 
     def left_s(self) -> float | None:
-        """Seconds until the request is late, at least 0; None if it never is."""
+        """Return the seconds left, at least 0; None without a deadline."""
         return None if self._end is None else max(0.0, self._end - time.monotonic())
 
     def watch(self, worker_id: WorkerId, answers: AsyncGenerator[Answer]) -> AsyncGenerator[Answer]:
-        """The answers of a worker, each in time. Closes ``answers``, so a worker that is
-        late is told to stop.
+        """Yield a worker's answers. Closes ``answers``, so a worker that is late is told to stop.
 
         Raises:
             DeadlineExceededError: the request took too long.
-            OutputTimeoutError: the worker said nothing for too long; another may.
+            OutputTimeoutError: the worker was silent for too long; another one may do it.
         """
         if self._end is None and not self._output_s:
             return answers  # by far the most common, and a timer at each token costs
         return self._in_time(worker_id, answers)
 
     def late(self) -> DeadlineExceededError:
-        """The error of a request that took too long, counted."""
+        """Count and return the error of a request that took too long."""
         DEADLINES_EXCEEDED.labels("request").inc()
         return DeadlineExceededError(f"the request was not done within {self._total_s:g} s")
 

@@ -1,10 +1,9 @@
-"""The events of a plain stream on the shortest way: from the message with a token to the client.
+"""Send the events of a plain stream directly: from a worker's message with a token to the client.
 
-To wake the task of a request at each token, through a generator of each layer and vLLM's own,
-takes several times as long as to send what comes of it. So vLLM's server writes the events of a
-stream until one is understood: it says the text of an output, perhaps the tokens so far, and
-nothing else that could change. Those after it are written in its likeness, until an output is more
-than a text.
+Waking a request's task at each token, through all generators, takes several times as long as
+sending the event. So vLLM's server writes the events of a stream until one is understood: it has
+the text of an output, perhaps token counts, and nothing else that could change. Later events copy
+it, until an output is more than a text.
 """
 
 import time
@@ -20,19 +19,16 @@ _COUNTS: Final = b'"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d'
 _BEFORE: Final = b"data: "
 _AFTER: Final = b"\n\n"
 _TRIES: Final = 8
-"""Events that are looked at. Of a plain stream the first or the second one is understood."""
+"""Events that are examined. Of a plain stream the first or the second one is understood."""
 
 _encode: Final = msgspec.json.Encoder().encode
 
 
 class DirectEvents:
-    """The events of one HTTP request, if it has any: made before anybody knows."""
+    """The events of one HTTP request, created before it is known whether it has any."""
 
     def __init__(self, write: Callable[[bytes], bool]) -> None:
-        """
-        Args:
-            write: sends a piece of the answer at once; False if that can't be.
-        """
+        """``write`` sends a piece of the answer at once; False if that is impossible."""
         self._write: Callable[[bytes], bool] | None = write
         self._sent_at = 0.0
         self._allowed = self._skips_empty = False
@@ -43,42 +39,35 @@ class DirectEvents:
         self._likeness: _Likeness | None = None
 
     def allow(self) -> None:
-        """vLLM's server will look at nothing but the text of outputs."""
+        """Tell that vLLM's server will read nothing but the text of outputs."""
         self._allowed = True
 
     def parsed_until(self, takes_text: Callable[[], bool], *, skips_empty: bool) -> None:
-        """A parser looks at each text, until it takes all of them as they are.
-
-        Args:
-            takes_text: whether it does now.
-            skips_empty: whether it says nothing then where there is no text.
+        """Wait until a parser takes texts unchanged; ``skips_empty`` if it omits empty
+        ones then.
         """
         self._takes_text, self._skips_empty = takes_text, skips_empty
 
     def claim(self) -> bool:
-        """Whether the outputs of a call of the engine may become events; of several calls none."""
+        """Return whether the outputs of an engine call may become events: of the only call."""
         self._calls += 1
         return self._calls == 1
 
     @property
     def sent_at(self) -> float:
-        """When the last one was sent, by ``time.monotonic``; 0 if none was."""
+        """``time.monotonic`` of the last event; 0 before the first."""
         return self._sent_at
 
     def close(self) -> None:
-        """The HTTP request has ended. Its context may go on, with connections that it opened."""
+        """End with the HTTP request: its context may live on, with connections that it opened."""
         self._write = self._takes_text = None
 
     def gives(self, text: str, tokens: int) -> None:
-        """vLLM's server gets an output with a text next.
-
-        Args:
-            tokens: of the answer up to its end.
-        """
+        """Note the text that vLLM's server gets next, and the answer's ``tokens`` up to its end."""
         self._given = text, tokens
 
     def saw(self, event: bytes) -> None:
-        """vLLM's server has written an event, and it was sent."""
+        """Learn from an event that vLLM's server has written, and that was sent."""
         if self._likeness is not None or not self._tries or not self._applies:
             return
         if not event.startswith(_BEFORE):
@@ -92,20 +81,15 @@ class DirectEvents:
             self._likeness = _understood(event, *self._given)
 
     def write(self, piece: bytes) -> bool:
-        """Send a piece of the answer that vLLM's server has written; says whether it was sent."""
+        """Send a piece of the answer that vLLM's server has written; return whether it was sent."""
         sent = self._write is not None and self._write(piece)
         if sent:
             self._sent_at = time.monotonic()
         return sent
 
     def send(self, text: str, tokens: int) -> bool:
-        """Send the event of an output that has a text, and nothing else that vLLM's server writes.
-
-        Args:
-            tokens: of the answer up to its end.
-
-        Returns:
-            Whether it was sent; if not, nothing was.
+        """Send a text's event; False if nothing was sent. ``tokens`` count the answer to
+        its end.
         """
         if self._likeness is None or self._write is None or not self._applies:
             return False
@@ -114,7 +98,7 @@ class DirectEvents:
         try:
             return self.write(self._likeness.of(text, tokens))
         except UnicodeEncodeError:
-            return False  # half of a pair: vLLM's server has a way of its own to say so
+            return False  # a lone surrogate, which vLLM's server writes in a way of its own
 
     @property
     def _applies(self) -> bool:
@@ -122,12 +106,7 @@ class DirectEvents:
 
 
 class _Likeness(NamedTuple):
-    """What is the same in all events of a stream.
-
-    Attributes:
-        prompt_tokens: None if the events do not say how many tokens there are.
-        between: the text and the tokens, if they do.
-    """
+    """The parts that all events of a stream share; ``between`` text and counts, if they count."""
 
     before: bytes
     after: bytes
@@ -135,11 +114,7 @@ class _Likeness(NamedTuple):
     between: bytes = b""
 
     def of(self, text: str, tokens: int) -> bytes:
-        """The event of a text.
-
-        Args:
-            tokens: of the answer up to its end.
-        """
+        """Return the event of a text; ``tokens`` count the answer up to its end."""
         if self.prompt_tokens is None:
             return b"".join((self.before, _encode(text), self.after))
         counts = _COUNTS % (self.prompt_tokens, self.prompt_tokens + tokens, tokens)
@@ -147,7 +122,7 @@ class _Likeness(NamedTuple):
 
 
 def _understood(event: bytes, text: str, tokens: int) -> _Likeness | None:
-    """The likeness of an event that says a text, and perhaps how many tokens there are."""
+    """Return the likeness of an event with a text, and perhaps token counts; None of others."""
     if not event.startswith(_BEFORE) or event.find(_AFTER) != len(event) - len(_AFTER):
         return None
     try:
@@ -173,7 +148,7 @@ def _understood(event: bytes, text: str, tokens: int) -> _Likeness | None:
 
 
 def _with_counts(likeness: _Likeness, usage: object, tokens: int) -> _Likeness | None:
-    """The likeness with what an event says of its tokens; None if that is not understood."""
+    """Return the likeness with an event's token counts; None if they are not understood."""
     if usage is None:
         return likeness
     if not isinstance(usage, dict) or not _only(usage, _COUNTED):
@@ -189,5 +164,5 @@ def _with_counts(likeness: _Likeness, usage: object, tokens: int) -> _Likeness |
 
 
 def _only(fields: dict[str, Any], names: Container[str]) -> bool:
-    """Whether all fields but those of some names are empty."""
+    """Return whether all fields except some are empty."""
     return all(value is None for name, value in fields.items() if name not in names)

@@ -1,4 +1,4 @@
-"""What engines hash of a prompt in which embeddings stand for tokens."""
+"""Tokens and embeddings of a prompt, as engines hash them."""
 
 import torch
 
@@ -7,7 +7,7 @@ from frontend.router import PromptEmbeds
 
 
 def hashed_tokens(submit: Submit) -> list[int]:
-    """A token for each place, zero where an embedding stands."""
+    """Return a token for each position, zero where an embedding stands."""
     tokens, places = submit.prompt_token_ids, submit.prompt_is_token_ids
     if submit.prompt_embeds is None:
         return tokens or []
@@ -17,7 +17,7 @@ def hashed_tokens(submit: Submit) -> list[int]:
 
 
 def hashed_embeds(submit: Submit) -> PromptEmbeds | None:
-    """The rows themselves, which enter every block; None of a prompt that has none."""
+    """Return the rows of embeddings, which enter every block; None for a prompt without any."""
     embeds = submit.prompt_embeds
     if embeds is None:
         return None

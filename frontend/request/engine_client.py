@@ -1,6 +1,6 @@
-"""``RoutedEngineClient``: to vLLM's server an engine, in truth a fleet.
+"""``RoutedEngineClient``: an engine to vLLM's server, backed by a fleet.
 
-The only file that implements vLLM's ``EngineClient``. What a request goes through stands in
+The only file that implements vLLM's ``EngineClient``. The steps of a request are in
 :mod:`frontend.request.runner`.
 """
 
@@ -39,7 +39,7 @@ _FORGET_MEDIA: Final = "reset_mm_cache"
 
 
 class RoutedEngineClient(EngineClient):
-    """Implements what vLLM's server asks of an engine by asking a worker."""
+    """Implements vLLM's engine interface by asking workers."""
 
     def __init__(
         self,
@@ -49,10 +49,6 @@ class RoutedEngineClient(EngineClient):
         runner: RequestRunner,
         siblings: Siblings | None = None,
     ) -> None:
-        """
-        Args:
-            siblings: the other processes of this frontend, if there are any.
-        """
         self._preprocessor = preprocessor
         self._fleet = fleet
         self._router = router
@@ -85,8 +81,8 @@ class RoutedEngineClient(EngineClient):
         """Run a rendered prompt on the worker that already holds most of it.
 
         Args:
-            request_id: what the client calls it, and perhaps chose. Others may choose the
-                same, so it names nothing but the outputs, log lines and decisions.
+            request_id: the client's, who may choose one that exists: it names only outputs, log
+                lines and decisions.
 
         Raises:
             VLLMValidationError: the request is wrong; 400.
@@ -94,7 +90,7 @@ class RoutedEngineClient(EngineClient):
             GenerationError: a worker failed on it; 500.
         """
         if isinstance(prompt, dict) and "encoder_prompt" in prompt and "type" not in prompt:
-            # vLLM has not rendered it: it asks a model for the language of a sound so.
+            # vLLM leaves it unrendered where it asks a model for the language of a sound.
             (prompt,) = await self.renderer.render_cmpl_async([parse_enc_dec_prompt(prompt)])
         deadlines = self._runner.deadlines()
         request = GenerateRequest(
@@ -118,7 +114,7 @@ class RoutedEngineClient(EngineClient):
         except MmRouterError as error:
             raise as_vllm_error(error) from error
 
-    # What follows answers vLLM's server about the engine itself.
+    # Questions of vLLM's server about the engine itself.
 
     @property
     def is_running(self) -> bool:
@@ -127,7 +123,6 @@ class RoutedEngineClient(EngineClient):
 
     @property
     def is_stopped(self) -> bool:
-        """Never, see :attr:`is_running`."""
         return False
 
     @property
@@ -137,11 +132,10 @@ class RoutedEngineClient(EngineClient):
 
     @property
     def dead_error(self) -> BaseException:
-        """What vLLM's server would raise if we were errored."""
         return EngineDeadError()
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
-        """Refuse a request before its response starts if nobody could take it."""
+        """Reject a request before its response starts if no worker could take it."""
         try:
             self._fleet.check_available()
             self._router.check_room()
@@ -150,24 +144,24 @@ class RoutedEngineClient(EngineClient):
             raise as_vllm_error(error) from error
 
     async def check_health(self) -> None:
-        """Raises EngineDeadError, which vLLM's server reports as 503, without workers."""
+        """Raise EngineDeadError without workers: vLLM's server answers 503."""
         if not self._fleet.connected:
             raise EngineDeadError
 
     async def get_supported_tasks(self) -> tuple[SupportedTask, ...]:
-        """What the workers can do."""
         return self._preprocessor.tasks
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """Nothing to do: a request is aborted by closing its ``generate``. By its id anybody
-        could abort another's."""
+        """Do nothing: closing ``generate`` aborts. Clients choose ids, so they could hit
+        others'.
+        """
 
     async def is_tracing_enabled(self) -> bool:
-        """Workers trace, if they are told to."""
+        """Always: workers trace if they are told to."""
         return True
 
     async def do_log_stats(self) -> None:
-        """Workers log their statistics; ours are metrics."""
+        """Do nothing: workers log their statistics; ours are metrics."""
 
     async def notify_kv_transfer_request_rejected(
         self,
@@ -190,10 +184,7 @@ class RoutedEngineClient(EngineClient):
         tokenization_kwargs: dict[str, Any] | None = None,
         reasoning_ended: bool | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
-        """Pool a rendered prompt on a worker, which is chosen as for :meth:`generate`; one output.
-
-        Raises what :meth:`generate` raises.
-        """
+        """Pool a rendered prompt on a worker; choice and errors are those of :meth:`generate`."""
         deadlines = self._runner.deadlines()
         request = GenerateRequest(
             prompt=prompt,
@@ -221,66 +212,53 @@ class RoutedEngineClient(EngineClient):
         max_iterations: int | None = None,
         profiler_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        """Profile a worker instead."""
         _not_routed("profiling")
 
     async def stop_profile(self) -> None:
-        """Profile a worker instead."""
         _not_routed("profiling")
 
     async def reset_mm_cache(self) -> None:
-        """Forget processed media. Workers keep theirs, which are asked by ``/reset_mm_cache``:
-        theirs is no shadow of ours."""
+        """Forget processed media. Workers have caches of their own, see ``/reset_mm_cache``."""
         self._preprocessor.clear_media()
         if self._siblings is not None:
             await self._siblings.ask(_FORGET_MEDIA)
 
     async def reset_encoder_cache(self) -> None:
-        """Concerns single engines."""
         _not_routed("resetting encoder caches")
 
     async def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
-        """Concerns single engines."""
         _not_routed("resetting prefix caches")
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
-        """Concerns single engines."""
         _not_routed("sleep")
 
     async def release_kv_cache_memory(self) -> None:
-        """Concerns single engines."""
         _not_routed("releasing KV cache memory")
 
     async def wake_up(self, tags: list[str] | None = None) -> bool:
-        """Concerns single engines."""
         _not_routed("waking up")
 
     async def is_sleeping(self) -> bool:
-        """The frontend never sleeps."""
         return False
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
-        """Workers load their adapters when they start."""
         _not_routed("loading LoRA adapters")
 
     async def pause_generation(
         self, *, mode: PauseMode = "abort", clear_cache: bool = True
     ) -> None:
-        """Concerns single engines."""
         _not_routed("pausing")
 
     async def resume_generation(self) -> None:
-        """Concerns single engines."""
         _not_routed("resuming")
 
     async def is_paused(self) -> bool:
-        """The frontend never pauses."""
         return False
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Nothing: preprocessor, fleet and arena have owners of their own."""
+        """Do nothing: preprocessor, fleet and arena have owners of their own."""
 
 
 def _forgetting_media(preprocessor: Preprocessor) -> Callable[[bytes], bytes]:

@@ -1,19 +1,18 @@
-"""How an answer goes on elsewhere without a token or a letter repeated or lost.
+"""Continue an answer on another worker, without a token or a letter repeated or lost.
 
-A :class:`Resume` says what the next worker is asked, and turns what it answers into
-what follows the :class:`GeneratedSoFar` of what was answered before:
+A :class:`Resume` has the request for the next worker, and turns its answer into what follows the
+:class:`GeneratedSoFar`:
 
 - :class:`Beginning`: nothing was answered; the request as it is.
-- :class:`Continuation`: the tokens so far become the end of the prompt. Right if
-  the next token depends on nothing but the tokens before it.
-- :class:`Regeneration`: the request as it is, once more, and what was answered is skipped.
-  Costs its computation again, and is right if the outputs are the same each time:
-  under greedy and under seeded sampling, whatever else the worker has to remember
-  (a random generator, counts of tokens, a grammar). Each token is compared.
+- :class:`Continuation`: the tokens so far become the end of the prompt. Right if the next token
+  depends on nothing but the tokens before it.
+- :class:`Regeneration`: a replay of the request, of which the known part is skipped. Costs its
+  computation again. Right if outputs repeat: under greedy and under seeded sampling, even if the
+  worker keeps state (random generator, token counts, grammar). Each token is compared.
 
-The only file that touches vLLM's detokenizer. A continuation needs one of its own,
-since the state of the lost one (bytes of an unfinished letter, text held back because
-a stop string may begin in it) follows from the original prompt and the tokens so far.
+The only file that touches vLLM's detokenizer. A continuation needs one of its own. The state of the
+lost one (bytes of an unfinished letter, text held back for a possible stop string) follows from the
+original prompt and the tokens so far.
 """
 
 import copy
@@ -32,12 +31,12 @@ from common.errors import NotResumableError
 from common.request_plane.protocol import Submit
 
 _LONGEST_LETTER = 4
-"""Tokens that a letter of UTF-8 may be spread over."""
+"""Tokens that one letter of UTF-8 may span."""
 
 
 @dataclass
 class GeneratedChoice:
-    """What one of the ``n`` answers said so far."""
+    """Output of one of the ``n`` choices so far."""
 
     token_ids: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
@@ -46,19 +45,19 @@ class GeneratedChoice:
 
     @property
     def text(self) -> str:
-        """The text so far. Kept in pieces: at each token a long one would be copied."""
+        """The text so far, joined on demand: at each token a long text would be copied."""
         self.pieces = ["".join(self.pieces)]
         return self.pieces[0]
 
 
 class GeneratedSoFar:
-    """What a request was answered so far."""
+    """Output of a request so far."""
 
     def __init__(self) -> None:
         self.choices: dict[int, GeneratedChoice] = {}
 
     def add(self, outputs: Sequence[CompletionOutput]) -> None:
-        """Note outputs, as deltas."""
+        """Add outputs, which are deltas."""
         for output in outputs:
             choice = self.choices.get(output.index)
             if choice is None:
@@ -70,33 +69,23 @@ class GeneratedSoFar:
 
     @property
     def length(self) -> int:
-        """Tokens of all answers."""
+        """Tokens of all choices."""
         return sum(len(choice.token_ids) for choice in self.choices.values())
 
     def clear(self) -> None:
-        """Forget everything: nobody has seen it."""
+        """Forget output that no client has seen."""
         self.choices.clear()
 
 
 class Resume(ABC):
-    """One attempt at an answer.
-
-    Attributes:
-        how: short constant, for counters.
-        submit: what the worker is asked.
-    """
+    """One attempt: ``submit`` is the worker's request, ``how`` a constant for counters."""
 
     how: str
     submit: Submit
 
     @abstractmethod
     def join(self, outputs: Sequence[CompletionOutput]) -> list[CompletionOutput]:
-        """The worker's outputs as deltas that follow what was answered before; nothing
-        where they say nothing new.
-
-        Raises:
-            NotResumableError: they don't follow.
-        """
+        """Return outputs as deltas that add to earlier ones. Raises NotResumableError."""
 
 
 class Beginning(Resume):
@@ -119,11 +108,7 @@ class Continuation(Resume):
     def __init__(
         self, submit: Submit, choice: GeneratedChoice, tokenizer: TokenizerLike | None
     ) -> None:
-        """Takes time with the length of the answer so far, some 10 µs a token.
-
-        Args:
-            submit: the original request, with a prompt of tokens and one answer.
-            tokenizer: the model's, None if it has none.
+        """Take a request with a prompt of tokens and one choice; some 10 µs per token so far.
 
         Raises:
             NotResumableError: the text so far doesn't follow from the tokens.
@@ -157,7 +142,7 @@ class Continuation(Resume):
         return [self._follow(output) for output in outputs]
 
     def _follow(self, output: CompletionOutput) -> CompletionOutput:
-        """As vLLM's output processor does it: text, and stop strings, from tokens."""
+        """Derive text and stop strings from tokens, as vLLM's output processor does."""
         before = self._detokenizer.num_output_tokens()
         stop = self._detokenizer.update(list(output.token_ids), output.finish_reason == "stop")
         kept = self._detokenizer.num_output_tokens() - before  # a stop string drops what follows
@@ -178,7 +163,7 @@ class Continuation(Resume):
 
 
 class Regeneration(Resume):
-    """The answer from its beginning; what is known of it is compared and skipped."""
+    """A replay of the answer; its known part is compared and skipped."""
 
     how = "replayed"
 
@@ -217,7 +202,7 @@ class Regeneration(Resume):
 
 
 def sampling_of(submit: Submit) -> SamplingParams:
-    """The parameters of a request that generates: what is pooled comes whole, or not at all."""
+    """Return the parameters of a request that generates; pooled answers are never resumed."""
     assert submit.sampling_params is not None
     return submit.sampling_params
 
@@ -225,15 +210,13 @@ def sampling_of(submit: Submit) -> SamplingParams:
 def plan_resume(
     submit: Submit, generated: GeneratedSoFar, tokenizer: TokenizerLike | None, *, seen: bool
 ) -> Resume:
-    """How an answer goes on; see :class:`Continuation` on the time it takes.
+    """Choose how an answer goes on; see :class:`Continuation` on the time it takes.
 
     Args:
-        submit: the original request.
-        generated: what was answered so far.
-        seen: whether the user has seen it. What nobody saw may be thrown away.
+        seen: whether the client has seen output; unseen output may be discarded.
 
     Raises:
-        NotResumableError: in no way, and why.
+        NotResumableError: it can't; the message says why.
     """
     if not generated.choices:
         return Beginning(submit)
@@ -254,7 +237,7 @@ def plan_resume(
 def _state_of_its_own(
     submit: Submit, generated: GeneratedSoFar, tokenizer: TokenizerLike | None
 ) -> str | None:
-    """What a worker remembers of an answer beside its tokens, as a part of a sentence."""
+    """Return what a worker remembers of an answer beside its tokens, as a part of a sentence."""
     params = sampling_of(submit)
     if set(generated.choices) != {0}:
         return "it has several answers"
@@ -282,13 +265,13 @@ def _state_of_its_own(
 
 
 def _mid_letter(choice: GeneratedChoice, tokenizer: TokenizerLike | None) -> bool:
-    """Whether the label of the next token needs the one before it."""
+    """Return whether the last token ends within a letter."""
     last = choice.token_ids[-_LONGEST_LETTER:]
     return tokenizer is not None and str(tokenizer.decode(last)).endswith("�")
 
 
 def _continued(params: SamplingParams, count: int) -> SamplingParams:
-    """The parameters for what is left of an answer."""
+    """Return the parameters for the rest of an answer."""
     left: SamplingParams = copy.copy(params)
     if left.max_tokens is not None:
         left.max_tokens -= count

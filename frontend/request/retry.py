@@ -1,11 +1,9 @@
-"""Which failures of workers let a request try again, and how often.
+"""Decide which failures of workers are retried, and how often.
 
-One request is given to another worker a limited number of times. All requests
-together share a budget: a worker that dies takes many requests with it, so retries stay a
-fraction of the recent requests, whatever happens. It fills again within seconds, so those
-beyond it need not end: they wait. A request that engines die of must not go round the fleet:
-one on which an engine died is given to one other worker at most, and to none if its client made
-tensors itself.
+One request gets a limited number of retries, and all together a budget: a dying worker takes many
+requests along, so retries stay a fraction of recent requests. The budget refills within seconds,
+and requests beyond it wait. An engine's death allows one retry at most, and none if the client made
+tensors itself: such a request must not go round the fleet.
 """
 
 import logging
@@ -35,44 +33,39 @@ from common.request_plane.protocol import Failed, FailureKind
 logger = logging.getLogger(__name__)
 
 DEADLY = 2
-"""So many engines that died at one place of an answer are no chance. Once is: an engine that
-dies takes along whatever it was given."""
+"""Engine deaths at one place of an answer that end a request. One death may be chance: a dying
+engine takes all its requests along."""
 
 DEADLY_TENSORS = 1
-"""The same of a request whose tensors its client made, which is the likeliest cause."""
+"""The same for a request with tensors made by its client, the likeliest cause."""
 
 FURTHER = 24
-"""So many tokens past the place where an engine died acquit a request of that death. Fewer may
-only be late: outputs are gathered on their way, and the last ones are lost with a worker."""
+"""Tokens past the place of an engine's death that acquit a request of it. Fewer may only be late:
+outputs are gathered on their way, and the last ones are lost with a worker."""
 
 RECENT_S = 30.0
-"""Time constant of what counts as recent: after it, 37 % of a request still counts."""
+"""Time constant of what counts as recent, in seconds: after it, 37 % of a request still counts."""
 
 FRACTION = 0.5
-"""Retries for each recent request: with more of them, retries could become the overload."""
+"""Retries for each recent request; more could overload the fleet."""
 
 FLOOR = 10.0
-"""Retries that are allowed even if there were no other requests lately."""
+"""Retries that are allowed without any other recent request."""
 
 BUSY_S = 1.0
-"""For so long a request leaves a worker alone that refused it for what it had to do, or because it
-was paused: unlike one that failed, it may take the request soon."""
+"""Seconds that a request avoids a worker that refused it as busy or paused: unlike a failed one, it
+may take the request soon."""
 
 LONGEST_MESSAGE: Final = 16_384
-"""Characters that a client and the log get of what a worker says."""
+"""Characters of a worker's message that a client and the log get."""
 
 
 class RetryBudget:
-    """A leaky account of recent requests and recent retries."""
+    """Leaky account of recent requests and recent retries."""
 
     def __init__(
         self, fraction: float = FRACTION, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """
-        Args:
-            fraction: retries per request.
-            clock: monotonic seconds.
-        """
         self._fraction = fraction
         self._clock = clock
         self._requests = 0.0
@@ -80,16 +73,12 @@ class RetryBudget:
         self._as_of = clock()
 
     def request(self) -> None:
-        """A request came."""
+        """Count a request."""
         self._leak()
         self._requests += 1
 
     def take(self) -> float:
-        """Take one retry, if there is one.
-
-        Returns:
-            0 if it was taken, else the seconds until there is one if nothing happens.
-        """
+        """Take a retry. Return 0, or the seconds until there is one if nothing else happens."""
         self._leak()
         excess = self._retries - self._fraction * self._requests
         if excess > FLOOR - 1:
@@ -106,7 +95,7 @@ class RetryBudget:
 
 
 class _Tried(NamedTuple):
-    """A try that failed: when the worker was given the request, and until when it is left alone."""
+    """A failed try: when the worker got the request, and until when it is avoided."""
 
     given: float
     until: float
@@ -120,11 +109,7 @@ class _TurnedAway(NamedTuple):
 
 
 class Attempts:
-    """The workers that one request was given to.
-
-    Attributes:
-        count: how often one failed.
-    """
+    """The workers that one request was given to; ``count`` is that of failures."""
 
     def __init__(
         self,
@@ -135,14 +120,13 @@ class Attempts:
         worker_wait_s: float = 0.0,
         deadly: int = DEADLY,
     ) -> None:
-        """
+        """Limit the tries of one request.
+
         Args:
-            limit: how often it may be given to another one.
-            clock: monotonic seconds.
-            worker_wait_s: how long it waits for one, also by being given again to those that
-                refused it as busy or paused: such tries do not count for so long, unless it may
-                be given to nobody again.
-            deadly: after so many engines that died at one place of its answer it ends.
+            limit: retries at most.
+            worker_wait_s: how long it waits for a worker, also by retrying workers that are busy or
+                paused. Such retries do not count for so long, unless ``limit`` is 0.
+            deadly: engine deaths at one place of its answer that end it.
         """
         self._limit = limit
         self._deadly = deadly
@@ -165,13 +149,11 @@ class Attempts:
         """Return if another worker may try, once the budget allows it.
 
         Args:
-            place: how many tokens of the answer there were by then, from this worker and
-                in the prompt that it got.
+            place: tokens of the answer so far, from this worker and in the prompt that it got.
 
         Raises:
-            EnginesDiedError: the request may be what engines die of.
-            MmRouterError: the error itself, since another try would fail as well, or
-                there were enough.
+            EnginesDiedError: the request may be the cause of the engines' deaths.
+            MmRouterError: the error itself, if a retry is useless or beyond the limit.
         """
         busy = isinstance(error, WorkerBusyError)
         until = self._clock() + BUSY_S if busy else math.inf
@@ -192,13 +174,13 @@ class Attempts:
         self._owes = True
 
     def patience_s(self) -> float:
-        """For how many seconds from now on it may wait for a worker."""
+        """Return the seconds that the request may still wait for a worker."""
         if (turned_away := self._turned_away) is None:
             return self._worker_wait_s
         return max(0.0, self._worker_wait_s - (self._clock() - turned_away.since))
 
     def _turn_away(self, place: int | None) -> None:
-        """The time begins anew with whatever came of the answer in between, and ends for None."""
+        """Restart the wait if the answer has progressed since; None ends it."""
         before = self._turned_away
         if place is None:
             self._turned_away = None
@@ -206,12 +188,9 @@ class Attempts:
             self._turned_away = _TurnedAway(self._clock(), place)
 
     def pay(self) -> None:
-        """Take what another try costs from the budget. The first is free. A worker is given
-        the request right after this.
+        """Take the cost of a try from the budget, just before a worker gets the request.
 
-        Raises:
-            RetryBudgetError: too many requests were tried again lately. Says how long
-                to wait, and is counted once a try.
+        The first try is free. RetryBudgetError says how long to wait, and is counted once a try.
         """
         self._given = self._clock()
         if self._last is None or not self._owes:
@@ -226,12 +205,7 @@ class Attempts:
         self._owes = self._waits = False
 
     def failed_on(self, joined_since: Callable[[WorkerId, float], bool]) -> set[WorkerId]:
-        """Workers that are not to be given the request now.
-
-        Args:
-            joined_since: whether a worker joined after a moment, monotonic seconds: what did
-                so under the name of one that failed is another one.
-        """
+        """Return the workers to avoid now; one that has joined since its failure is another one."""
         now = self._clock()
         return {
             worker_id
@@ -240,21 +214,20 @@ class Attempts:
         }
 
     def take_failure(self) -> MmRouterError | None:
-        """Why the last one failed; to be raised, so it is not kept any longer."""
+        """Return the last failure, to be raised, without keeping it any longer."""
         last, self._last = self._last, None
         return last
 
 
 def _without_traces(error: MmRouterError) -> MmRouterError:
-    """A traceback has the frames of the request in it: whoever keeps it keeps the request
-    in a circle, and memory that its media are in."""
+    """Drop tracebacks: their frames would keep the request and its media in a reference cycle."""
     for each in causes(error):
         each.__traceback__ = None
     return error
 
 
 def failure(worker_id: WorkerId, failed: Failed) -> MmRouterError:
-    """The error of a failed request, which says whether another worker may succeed."""
+    """Return the error of a failed request; its type tells whether another worker may succeed."""
     said = failed.message[:LONGEST_MESSAGE]
     message = f"worker {worker_id}: {said}"
     match failed.kind:

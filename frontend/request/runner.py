@@ -56,26 +56,26 @@ from frontend.router import (
 from frontend.workers import Answer, MediaSender, WorkerLink
 
 HASH_INLINE_TOKENS = 4096
-"""Longer prompts, and embeddings, are hashed in a thread: at 32 k tokens it takes milliseconds."""
+"""Longer prompts, and embeddings, are hashed in a thread: 32 k tokens take milliseconds."""
 
 LOOK_S = 0.5
-"""A request that waits for a worker looks so often whether one may be had."""
+"""Poll interval of a request that waits for a worker, in seconds."""
 
 MOST_ASKED = 8
-"""Times that a worker may ask for one medium. An honest one gives up before that."""
+"""Times that a worker may ask for one medium; an honest one gives up before."""
 
 _REASONS = {"not_held", "evicted", "engine_evicted"} | {
     each.__name__ for each in TransferError.__subclasses__()
 }
-"""Why workers ask for media: a label of metrics, so it is of a closed list."""
+"""Why workers ask for media: a closed list, since it labels metrics."""
 
 LONGEST_ID = 1024
-"""Characters of what a client calls its request. Every event of a stream repeats it: one of
-16 MB would stop the event loop at each token."""
+"""Characters of a client's id of its request. Every event of a stream repeats it: one of 16 MB
+would stop the event loop at each token."""
 
 
 class PromptProcessor(Protocol):
-    """Makes of a rendered prompt what workers take."""
+    """Turns a rendered prompt into what workers take."""
 
     @property
     def tokenizer(self) -> TokenizerLike | None:
@@ -88,16 +88,11 @@ class PromptProcessor(Protocol):
         request_id: RequestId,
         lora_request: LoRARequest | None,
     ) -> ProcessedPrompt:
-        """Validate a prompt and sort its media.
-
-        Raises:
-            MmRouterError: it can't be processed.
-            VLLMError: it is wrong.
-        """
+        """Validate a prompt and sort its media. Raises MmRouterError, or VLLMError if wrong."""
 
 
 class Workers(Protocol):
-    """Those who may take a request."""
+    """The workers that may take a request."""
 
     @property
     def arrival(self) -> asyncio.Event:
@@ -108,30 +103,26 @@ class Workers(Protocol):
         """Whether this frontend is shutting down."""
 
     def check_available(self) -> None:
-        """Raises NoWorkerError, with what is known of the reason, if nobody is there."""
+        """Raise NoWorkerError, with the known reason, if there is no worker."""
 
     def link(self, worker_id: WorkerId) -> WorkerLink:
-        """The link to whoever serves under a worker id.
-
-        Raises:
-            WorkerLostError: nobody does any more.
-        """
+        """Return the link to a worker. Raises WorkerLostError if it is gone."""
 
     def joined_since(self, worker_id: WorkerId, moment: float) -> bool:
-        """Whether a worker came, or came back, after a moment: monotonic seconds."""
+        """Return whether a worker joined, or joined again, after a moment in monotonic seconds."""
 
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """What vLLM's server wants to be generated, or pooled.
+    """A request of vLLM's server to generate, or to pool.
 
     Attributes:
-        prompt: rendered; anything else is refused.
-        sampling_params: None if something is to be pooled, by ``pooling_params``.
-        deadlines: where some of its time is over; without them it begins with all of it.
-        client_id: what the client calls it, and perhaps chose. Others may choose the same, so
-            it names nothing but the outputs, log lines and decisions.
-        rank: of the worker's data-parallel ranks, if the client chose one.
+        prompt: rendered; anything else is rejected.
+        sampling_params: None to pool by ``pooling_params``.
+        client_id: the client's, who may choose one that exists: it names only outputs, log lines
+            and decisions.
+        rank: the data-parallel rank, if the client chose one.
+        deadlines: begun earlier; None to begin now.
     """
 
     prompt: EngineCoreRequest | PromptType | EngineInput | AsyncGenerator[StreamingInput, None]
@@ -150,7 +141,6 @@ class GenerateRequest:
 
     @property
     def params(self) -> SamplingParams | PoolingParams:
-        """Those that it has."""
         return self.sampling_params or self.pooling_params
 
 
@@ -167,10 +157,6 @@ class RequestRunner:
         *,
         model: str = "",
     ) -> None:
-        """
-        Args:
-            model: its name, for traces.
-        """
         self._model = model
         self._processor = processor
         self._workers = workers
@@ -180,12 +166,7 @@ class RequestRunner:
         self.retry_budget = RetryBudget()
 
     async def run(self, request: GenerateRequest) -> AsyncGenerator[AnyOutput, None]:
-        """The answer, as it is made; what is pooled comes whole. Close it to abort the request.
-
-        Raises:
-            MmRouterError: the request is wrong, or could not be run.
-            VLLMError: the request is wrong.
-        """
+        """Yield the answer; closing aborts. Raises MmRouterError, or VLLMError if wrong."""
         lifecycle = Lifecycle()
         outcome = "aborted"  # unless we get to say something else
         own_id = new_request_id()
@@ -221,7 +202,7 @@ class RequestRunner:
             spans.ended(outcome, state.completion_tokens if state is not None else 0)
 
     def deadlines(self) -> Deadlines:
-        """Those of a request that begins now."""
+        """Return the deadlines of a request that begins now."""
         return Deadlines(self._faults)
 
     def _begin(
@@ -316,8 +297,8 @@ class RequestRunner:
     async def _select(self, state: RequestState, routing: RoutingRequest) -> Decision:
         """Step 3. The worker with the lowest cost, among those that did not fail on it.
 
-        A request that lost its worker was accepted once: if there is no other it waits for
-        one to come, or to come back, and for the retry budget.
+        A request that lost its worker waits for another one, and for the retry budget, since it was
+        accepted once.
         """
         now = asyncio.get_running_loop().time
         accepted = state.attempts.count > 0
@@ -349,7 +330,7 @@ class RequestRunner:
     ) -> tuple[WorkerLink, list[MediaHandle]]:
         """Step 4. The media that the worker lacks; an image shown twice goes once."""
         worker_id = decision.worker_id
-        # If it is not sent it must not count there for ever.
+        # If sending fails, the request must not count as in-flight there.
         with undo_on_error(partial(self._router.in_flight.finished, decision.request_id)):
             link = self._workers.link(worker_id)
             lacking: list[MediaItem] = []
@@ -369,7 +350,7 @@ class RequestRunner:
         """Step 5. Takes over the handles. Each attempt has a name of its own, since an
         earlier one on the same worker may still be ending."""
         submit, attempt = state.resume.submit, state.attempts.count
-        take = None if state.deadlines.for_outputs else state.take  # who is awaited must come
+        take = None if state.deadlines.for_outputs else state.take  # a deadline needs each output
         state.lifecycle.on(Event.DISPATCHED)
         return link.dispatch(
             msgspec.structs.replace(
@@ -438,7 +419,7 @@ class RequestRunner:
         nack: Nack,
         asked: Counter[MmHash],
     ) -> None:
-        """Give the worker what it lacks: as before, or inline if that was no use."""
+        """Send the worker the media that it lacks: as before, or inline if it asks again."""
         worker_id = decision.worker_id
         items = state.prompt.items()
         if not nack.missing or not items.keys() >= {*nack.missing}:
@@ -456,9 +437,7 @@ class RequestRunner:
 
 @contextmanager
 def _blaming(worker_id: WorkerId) -> Iterator[None]:
-    """Take an answer that nobody asked for as an answer that can't be read: another worker gets the
-    request.
-    """
+    """Raise a ProtocolError as WorkerGarbledError, so that another worker gets the request."""
     try:
         yield
     except ProtocolError as error:
@@ -466,7 +445,7 @@ def _blaming(worker_id: WorkerId) -> Iterator[None]:
 
 
 def _reads_cache(submit: Submit) -> bool:
-    """Whether the engine takes blocks that it has already, by its own rule."""
+    """Return whether the engine reads blocks of its cache, by its own rule."""
     sampling = submit.sampling_params
     if sampling is None:  # vectors of every token need every token
         return not (submit.pooling_params and submit.pooling_params.skip_reading_prefix_cache)

@@ -1,4 +1,4 @@
-"""The flags that say how long to wait and how often to try again."""
+"""Flags of retries and time-outs of requests."""
 
 from typing import Annotated, ClassVar
 
@@ -10,7 +10,7 @@ Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 
 class FaultSettings(FlagSettings):
-    """What to do about workers that are lost or slow."""
+    """Handling of workers that are lost or slow."""
 
     flag_group: ClassVar[str] = "faults"
 

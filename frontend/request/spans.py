@@ -1,8 +1,6 @@
-"""What the trace and the log say of one ``generate`` or ``encode`` call: who answered, why there,
-how much.
+"""Trace and log line of one ``generate`` or ``encode`` call: which workers answered, why, how much.
 
-The names are vLLM's where it has the same figure; a test compares them. Nothing here is what the
-user wrote.
+The names are vLLM's where it has the same figure; a test compares them. User content is left out.
 """
 
 import logging
@@ -38,30 +36,24 @@ PARAMETERS: Final[Mapping[str, str]] = {
     "gen_ai.request.top_p": "top_p",
     "gen_ai.request.n": "n",
 }
-"""Attributes, and the sampling parameter of each."""
+"""Attribute -> sampling parameter."""
 
 
 def new_request_id() -> RequestId:
-    """An id that no client can guess or choose. All of one HTTP request begin alike, as do the log
-    lines about it.
-    """
+    """Return an id that no client can guess. Ids of an HTTP request share its log lines' prefix."""
     base = current_request.get() or secrets.token_hex(16)
     number = next(current_context().engine_calls)
     return RequestId(f"{base}.{number}" if number else base)
 
 
 class CallSpans:
-    """The spans of one ``generate`` call: what it adds to that of its HTTP request, and a child for
-    each worker that it is given to. Without a trace there is its line of the log only, which the
-    first call of a request alone has at ``info``.
+    """Spans of one call: attributes of the HTTP request's span, and a child for each worker.
+
+    Without a trace only the log line is left, at ``info`` for the first call of a request alone.
     """
 
     def __init__(self, request_id: RequestId, given: Mapping[str, str] | None) -> None:
-        """
-        Args:
-            request_id: ours.
-            given: headers of the client's trace, if the server found some.
-        """
+        """``given`` are the headers of the client's trace, if the server found some."""
         self._request_id = request_id
         self._given = given
         self._root = tracing.current()
@@ -77,7 +69,7 @@ class CallSpans:
     def submitted(
         self, model: str, prompt_tokens: int, media: int, params: SamplingParams | PoolingParams
     ) -> None:
-        """The prompt is ready to be routed."""
+        """Record that the prompt is ready to be routed."""
         self._prompt_tokens, self._media = prompt_tokens, media
         if (root := self._root) is None or not root.recording:
             return
@@ -87,7 +79,7 @@ class CallSpans:
         root.add(PROMPT_TOKENS, prompt_tokens)
 
     def attempt(self, decision: Decision) -> AbstractContextManager[object]:
-        """A worker's part of it. Not the current span: this is left in the middle of a stream."""
+        """Start a worker's span; not as the current one, since a stream is left in its middle."""
         self._workers.append(decision.worker_id)
         if self._root is None:
             return nullcontext()
@@ -104,13 +96,13 @@ class CallSpans:
         return _Ending(self._attempt)
 
     def headers(self) -> dict[str, str] | None:
-        """What the worker is told."""
+        """Return the trace headers for the worker."""
         if self._attempt is not None:
             return self._attempt.headers()
         return tracing.clean(self._given or {}) or None
 
     def first_output(self, cached_tokens: int) -> None:
-        """A worker has begun to answer."""
+        """Record that a worker has begun to answer."""
         if self._first_output_s is None:
             self._first_output_s = time.perf_counter() - self._begun
             self._cached_tokens = cached_tokens
@@ -125,21 +117,17 @@ class CallSpans:
             self._root.set(said)
 
     def moves(self, worker_id: WorkerId, error: MmRouterError, how: str) -> None:
-        """It goes on at another worker.
-
-        Args:
-            how: ``retry`` before any output; else how the answer goes on.
-        """
+        """Record a move to another worker; ``how`` is ``retry`` before any output."""
         if self._root is not None:
             failed = {"mmrouter.worker_id": worker_id, "error.type": type(error).__name__}
             name = "retry" if how == "retry" else "migration"
             self._root.event(name, {**failed, "mmrouter.how": how})
 
     def ended(self, outcome: str, completion_tokens: int) -> None:
-        """It is over."""
+        """Log the call, and complete its span."""
         whole_s = time.perf_counter() - self._begun
         first = self._first_output_s
-        # How many calls a request makes is its client's choice: one line is enough.
+        # A client decides how many calls a request makes, so only the first one logs at info.
         logger.log(
             logging.INFO if self._is_first else logging.DEBUG,
             "%s at %s: %d prompt tokens, %d cached, %d media; %d output tokens; %sin all %.3f s%s",
@@ -166,7 +154,7 @@ class CallSpans:
 
 
 class _Ending(AbstractContextManager[object]):
-    """Ends a span, whatever happens."""
+    """End a span on exit."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
@@ -177,6 +165,6 @@ class _Ending(AbstractContextManager[object]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # A stream that nobody reads on is closed, which is no failure of the worker's.
+        # A stream whose reader has left is closed, which is no failure of the worker's.
         aborted = kind is GeneratorExit
         self._span.end("aborted" if aborted else None if kind is None else kind.__name__)

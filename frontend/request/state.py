@@ -1,4 +1,4 @@
-"""One ``generate`` or ``encode`` call on its way: where it is, who tried, what was answered."""
+"""State of one ``generate`` or ``encode`` call: its progress, attempts and output."""
 
 import asyncio
 import copy
@@ -36,18 +36,18 @@ from frontend.request_context import current_context
 logger = logging.getLogger(__name__)
 
 AnyOutput: TypeAlias = RequestOutput | PoolingRequestOutput
-"""Of a request that generates, or of one that pools."""
+"""Output of a request that generates, or of one that pools."""
 
 GATHER_INTERVAL = 16
-"""Tokens per output of an answer that the user gets at its end only."""
+"""Tokens per output of an answer that the client gets only at its end."""
 
 
 class RequestState:
-    """One request of a user's. Its answer may come from several workers in turn.
+    """One request of a client. Its answer may come from several workers in turn.
 
-    Workers always stream, also where vLLM's server wants the end only: then a lost
-    worker costs less, a stalled one is noticed, and leased memory comes back at the first
-    token. The outputs are gathered here.
+    Workers always stream, even if vLLM's server wants only the end: then a lost worker costs less,
+    a stalled one is noticed, and leased memory comes back at the first token. The outputs are
+    gathered here.
     """
 
     def __init__(
@@ -61,11 +61,7 @@ class RequestState:
         tokenizer: TokenizerLike | None,
         spans: CallSpans,
     ) -> None:
-        """
-        Args:
-            submit: under an id of ours.
-            client_id: what the client calls the request; goes on its outputs and into logs.
-        """
+        """``submit`` has an id of ours; ``client_id`` goes on outputs and into logs."""
         params = submit.sampling_params
         self._gathers = params is not None and params.output_kind is RequestOutputKind.FINAL_ONLY
         if params is not None and self._gathers:
@@ -97,22 +93,18 @@ class RequestState:
         self._arrived = context.arrived or time.perf_counter()
         self._last_output = 0.0
         self._tokenizer = tokenizer
-        self._place = 0  # tokens of the answer that the worker which has it now said or was told
+        self._place = 0  # tokens of the answer that the current worker generated or was given
         self._generated = GeneratedSoFar()
         self._gathered = GatheredAnswer()
         self._events = context.find(DirectEvents) if self._alone and not self._gathers else None
         if self._events is not None and not self._events.claim():
             self._events = None
-        self._taken = 0  # tokens that vLLM's server was not told of
+        self._taken = 0  # tokens that bypassed vLLM's server
         self._waits = False
         lifecycle.on(Event.PREPARED)
 
     async def failed(self, worker_id: WorkerId, error: MmRouterError) -> None:
-        """Return if the request may go on at another worker; ``resume`` says how.
-
-        Raises:
-            MmRouterError: it may not.
-        """
+        """Set ``resume`` for another worker, or raise MmRouterError if there is to be none."""
         place, self._place = self._place, 0
         self._check = AnswerCheck(self._original.sampling_params, len(self.prompt.token_ids))
         self._waits = False
@@ -139,19 +131,16 @@ class RequestState:
 
     @property
     def completion_tokens(self) -> int:
-        """Of the answer so far."""
+        """Tokens of the answer so far."""
         return self._generated.length
 
     @property
     def _name(self) -> str:
-        """For logs: what the worker calls it, and what the client does."""
+        """The worker's id of the request and the client's, for logs."""
         return f"{self._original.request_id} ({self.client_id[:80]!r})"
 
     async def wait(self, arrival: asyncio.Event, until: float) -> None:
-        """Wait for a worker to come, or for the moment when it may be tried again.
-
-        Args:
-            until: when to return anyway, by the event loop's clock.
+        """Wait for a worker to join, or until a moment by the event loop's clock.
 
         Raises:
             DeadlineExceededError: the request's own time is over before that.
@@ -169,11 +158,11 @@ class RequestState:
                 raise self.deadlines.late() from error
 
     def answer(self, output: Output) -> AnyOutput | None:
-        """What a worker's output says to the user; None if nothing (yet).
+        """Return a worker's output as vLLM's; None if it says nothing (yet).
 
         Raises:
             NotResumableError: it doesn't follow what was answered before.
-            WorkerGarbledError: it is no answer to what was asked.
+            WorkerGarbledError: it is no answer to the request.
         """
         if self._pools or output.pooled is not None:
             return self._pooled(output)
@@ -221,9 +210,7 @@ class RequestState:
         return answer if outputs or finished else None
 
     def take(self, output: Output) -> bool:
-        """Whether an output that is no more than a piece of text went straight to the client, so
-        that nobody else has to look at it.
-        """
+        """Send an output that is only text straight to the client; return whether it was sent."""
         events = self._events
         if (
             events is None
@@ -259,7 +246,7 @@ class RequestState:
         return True
 
     def _tell(self, one: CompletionOutput, events: DirectEvents) -> None:
-        """Let vLLM's server count the tokens of the outputs that it never got."""
+        """Let vLLM's server count the tokens of the outputs that bypassed it."""
         events.gives(one.text, self._place)
         if self._taken:
             said = self._generated.choices[one.index].token_ids
@@ -294,9 +281,10 @@ def _streaming(params: SamplingParams) -> SamplingParams:
 
 
 class GatheredAnswer:
-    """All choices of a request. Each piece costs as much as it is long, however many choices there
-    are: vLLM merges pieces, but looks through all choices of an output for each, so each choice is
-    kept in an output of its own.
+    """Gathers all choices of a request, at a cost that grows with their length alone.
+
+    vLLM's merge looks through all choices of an output for each piece, so each choice is kept in an
+    output of its own.
     """
 
     def __init__(self) -> None:
@@ -304,11 +292,7 @@ class GatheredAnswer:
         self._choices: dict[int, RequestOutput] = {}
 
     def add(self, piece: RequestOutput) -> RequestOutput | None:
-        """Add a piece, which is taken apart.
-
-        Returns:
-            The answer with its choices in order, once a piece has said that it is the last.
-        """
+        """Add a piece, which is consumed. Return the answer after the last, choices in order."""
         outputs, piece.outputs = piece.outputs, []
         if self._whole is None:
             self._whole = piece
@@ -328,7 +312,7 @@ class GatheredAnswer:
 
 
 def _move_logprobs(piece: CompletionOutput, whole: CompletionOutput) -> None:
-    """Append those of a piece to those before it if both are flat: vLLM makes objects of them."""
+    """Append flat log probabilities, of which vLLM would make objects."""
     more, found = piece.logprobs, whole.logprobs
     if not isinstance(more, FlatLogprobs) or not isinstance(found, FlatLogprobs):
         return
