@@ -111,7 +111,7 @@ def _why_not(model: str, error: Exception) -> str:
     said = str(error)
     if isinstance(error, ValidationError):
         said = error.errors()[0]["msg"].removeprefix("Value error, ")
-    elif isinstance(error, RuntimeError):  # vLLM's parent knows no more, its child has said it
+    elif isinstance(error, RuntimeError):  # vLLM's parent knows no more, its child logs the cause
         said += " (the engine's process wrote the cause above)"
     elif isinstance(error, OSError) and not Path(model).is_dir():
         model += ", which is no directory here and was looked for in the Hugging Face hub,"

@@ -30,7 +30,7 @@ def load(group: str, name: str, base: type[T]) -> type[T]:
         raise ConfigurationError(f"{packages} both have {name!r} in {group}: uninstall one")
     try:
         loaded = found[0].load()
-    except Exception as error:  # somebody else's module may raise anything
+    except Exception as error:  # a foreign module may raise anything
         raise ConfigurationError(
             f"{name!r} of {packages} ({group}) can't be imported: {type(error).__name__}: {error}"
         ) from error

@@ -26,7 +26,7 @@ from common.request_plane.operations import (
     has_the_models_name,
 )
 
-MOST_FORMER: Final = 64  # adapters that are remembered when they have gone
+MOST_FORMER: Final = 64  # removed adapters that are remembered
 
 
 def read_adapter(text: str) -> Adapter:
@@ -98,7 +98,7 @@ class Adapters:
         for name, request in self._requests.items():
             try:
                 loaded = await add(request)
-            except (ValueError, RuntimeError) as error:  # whatever an engine says of its files
+            except (ValueError, RuntimeError) as error:  # the engine's errors about the files
                 raise ConfigurationError(f"adapter {name} can't be loaded: {error}") from error
             if not loaded:
                 raise ConfigurationError(f"adapter {name} can't be loaded")

@@ -177,7 +177,7 @@ def check(output: AnyOutput) -> None:
     if output.error is not None:
         raise EngineFailedError(f"the engine failed: {output.error.message}")
     data = output.outputs.data
-    if not data.numel():  # vLLM's answer to what is ended
+    if not data.numel():  # vLLM's answer to an ended request
         raise WorkerBusyError("the engine was told to end the request")
     if data.nbytes > MOST_POOLED_BYTES:
         raise RequestRejectedError(

@@ -28,7 +28,7 @@ INSTANCE: Final = "mmrouter_instance"
 
 _OURS: Final = "HostEncodings"
 
-_MOST: Final = 1 << 32  # tokens that a card can say
+_MOST: Final = 1 << 32  # limit of the card's field, in tokens
 
 
 def take_over(config: VllmConfig) -> None:
@@ -111,7 +111,7 @@ class HostEncodings(ECCPUConnector):
         connector = config.ec_transfer_config
         assert connector is not None
         width = connector.mm_encoder_output_widths.get(feature.modality)
-        if width is None:  # none of these was ever encoded: it is embeddings of a client's
+        if width is None:  # never encoded: the client sent embeddings
             return False
         block = token_bytes(config, config.model_config.get_inputs_embeds_size())
         room: int = connector.ec_connector_extra_config["ec_cpu_bytes"] // block * block

@@ -29,7 +29,7 @@ from common.request_plane.operations import (
 )
 from common.vllm_compat.features import profiler_options
 
-MEMORY: Final = frozenset({"weights", "kv_cache"})  # what an engine can give back
+MEMORY: Final = frozenset({"weights", "kv_cache"})  # kinds of memory that an engine can free
 
 _NO_WEIGHTS: Final = "its weights were given up: have them reloaded (reload_weights)"
 
@@ -195,7 +195,7 @@ async def _start_profile(llm: AsyncLLM, start: StartProfile) -> None:
             max_iterations=start.max_iterations,
             **options,
         )
-    except (GracefulHTTPError, ValueError) as error:  # one runs, or the prefix is none
+    except (GracefulHTTPError, ValueError) as error:  # already running, or an invalid prefix
         raise OperationRefusedError(str(error)) from error
 
 

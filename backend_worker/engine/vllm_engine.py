@@ -75,7 +75,7 @@ from common.vllm_compat.features import forget_evicted_media
 from common.vllm_compat.renderer_patches import HfProcessorRuns, patch_renderer
 
 SHUTDOWN_S = 10.0  # how long engine processes may take to clean up after themselves
-ALIVE_CHECK_S = 0.5  # how often it is looked whether an engine that was asked something has died
+ALIVE_CHECK_S = 0.5  # polling interval for an engine's death during a call
 
 _Answer = TypeVar("_Answer")
 
@@ -145,7 +145,7 @@ class Engine:
         """
         adapters.check(enabled=args.enable_lora, taken=_served_names(args))
         show_steps = args.enable_logging_iteration_details
-        args.enable_logging_iteration_details = True  # else the engine says nothing of its steps
+        args.enable_logging_iteration_details = True  # else the engine reports no steps
         config = engine_config(args, encoder_cache_tokens)
         stats = StatsBoard(show_steps=show_steps)
         engine_outputs.install()

@@ -101,7 +101,7 @@ def _stored(run: Run) -> BlockStored:
 
 Message = tuple[int, bytes]  # number and payload of a batch
 
-REPLAYED = 400  # batches that are replayed one by one. Who misses more is told faster by a snapshot
+REPLAYED = 400  # maximum batches replayed singly; for more a snapshot is faster
 
 LEAST_KEPT = 64
 """Batches kept however few the operator asks for: a snapshot needs some numbers to bear."""
@@ -112,9 +112,9 @@ _BLOCKS_PER_MESSAGE = 1000
 """If that makes no more messages: about 35 kB, which a reader applies in a millisecond."""
 
 _MOST_BLOCKS = 1 << 22  # beyond it no account is kept
-_FOLLOWING = 100  # batches behind a snapshot up to which it is given to others who ask
-_FRESH_S = 1.0  # until then it is given to others anyway: a limit on how often one is made
-_KEPT_S = 10.0  # until then a snapshot for which nobody asks any more is kept
+_FOLLOWING = 100  # maximum batches behind a snapshot that further readers still get
+_FRESH_S = 1.0  # age up to which further readers get it anyway: limits the rate of snapshots
+_KEPT_S = 10.0  # lifetime of an unused snapshot
 
 
 @dataclass(slots=True)

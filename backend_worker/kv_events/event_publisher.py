@@ -32,9 +32,9 @@ from common.request_plane.fleet_sockets import Gate, check_bind
 
 logger = logging.getLogger(__name__)
 
-QUEUED: Final = 64  # messages that ZMQ queues for one reader; the others wait until it has read
+QUEUED: Final = 64  # messages queued by ZMQ for one reader; further ones wait
 LARGEST_REQUEST: Final = 1024  # bytes
-_AT_ONCE: Final = 64  # readers that are answered at once; the others wait in the socket
+_AT_ONCE: Final = 64  # readers answered concurrently; further ones wait in the socket
 _TURN_S: Final = 0.001  # how long a turn may take, in seconds, but for its last message
 _STUCK_S: Final = 30.0  # how long a reader may take nothing before it is given up, in seconds
 
@@ -135,7 +135,7 @@ _ANY_PORT = "tcp://*:0"
 _IDLE_S = 0.1  # how long a question may wait, in seconds, while the engine does nothing
 _BUSY_S = 0.001  # the same while readers are answered. The engine's other threads run meanwhile
 _LIVE_FIRST = 16  # batches published, if so many wait, before readers get their turn
-_PAUSE_S = 0.1  # after an error that nobody expected, in seconds
+_PAUSE_S = 0.1  # after an unexpected error, in seconds
 
 
 @config

@@ -20,7 +20,7 @@ class Shelf(NamedTuple):
     offloaded: bool
 
 
-Kind: TypeAlias = BlockStored  # without blocks: what those of a run have in common
+Kind: TypeAlias = BlockStored  # without blocks: the common fields of a run's blocks
 
 
 class Run:

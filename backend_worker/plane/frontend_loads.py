@@ -78,7 +78,7 @@ class Account:
         return self._loads.changes - self._changes != self._told
 
     def told(self) -> None:
-        """Note that the frontend was sent the others' load."""
+        """Note that the frontend was sent the load of the others."""
         self._told = self._loads.changes - self._changes
 
     def add(self, rank: int, active: int, prefill_tokens: int, decode_tokens: int) -> None:

@@ -29,7 +29,7 @@ REPORT_PAUSE_S = 0.005
 """How long nobody is told more of others' load, for each frontend that was told: so that this
 costs a worker the same with two frontends and with forty. The first change is told at once."""
 
-STEPS_PAUSE_S = 1.9  # how long a frontend is not told again what steps add up to
+STEPS_PAUSE_S = 1.9  # minimum interval between reports of step sums to a frontend
 
 _NO_LOAD: Final = RankLoad()
 

@@ -29,7 +29,7 @@ from common.request_plane.protocol import MOST_OPERATIONS, Operated
 
 logger = logging.getLogger(__name__)
 
-WAIT_S: Final = 10.0  # how long a request waits for an operation; then another worker may have it
+WAIT_S: Final = 10.0  # how long a request waits for an operation before another worker gets it
 
 
 Send = Callable[[Session, Operated], Awaitable[None]]
@@ -102,7 +102,7 @@ class Operations:
         session.operating += 1
         try:
             outcome, message = await self.perform(operation)
-            await asyncio.sleep(0)  # frontends are told first what has changed
+            await asyncio.sleep(0)  # frontends get the new status first
             await self._send(session, Operated(number, outcome, sendable(message)))
         finally:
             session.operating -= 1
@@ -200,4 +200,4 @@ class Operations:
         if state != self.state:
             self.state = state
             self._changed()
-            self._open.set()  # who waits is refused
+            self._open.set()  # waiting requests are refused

@@ -138,7 +138,7 @@ class WorkerRequest:
         self._received = ReceivedMedia()
         self._acking: asyncio.Task[None] | None = None
         self._unsendable: ProtocolError | None = None
-        self._waits = False  # for an output of the engine, and has none in hand
+        self._waits = False  # for an output of the engine, without an unsent one
         self._left = ""
         self._computed = False
         self._supplies: asyncio.Queue[tuple[Supply, Sequence[memoryview]]] = asyncio.Queue(1)

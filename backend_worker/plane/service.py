@@ -90,7 +90,7 @@ ATTACH_S = SESSION_TIMEOUT_S / 3
 """How long a new session waits for its memory. NIXL may need longer, and the frontend doesn't
 wait for ever: the session then begins without, and gets it when it is there."""
 
-YIELD_EVERY = 16  # messages read before others on the event loop get their turn
+YIELD_EVERY = 16  # messages read before the loop yields to other tasks
 
 MAX_SESSIONS = 1024
 """Frontends at once, each process of one counted. Each is told of every change. As many more may be
@@ -141,7 +141,7 @@ class WorkerService:
         self._context = zmq.asyncio.Context()
         self._gate = Gate(self._context, key)
         options = {
-            zmq.ROUTER_MANDATORY: 1,  # who went away must not look like one that is slow
+            zmq.ROUTER_MANDATORY: 1,  # tells a disconnected frontend from a slow one
             zmq.SNDHWM: SEND_QUEUE,
             zmq.LINGER: 0,
             zmq.MAXMSGSIZE: MAX_FRAME_BYTES,
@@ -287,7 +287,7 @@ class WorkerService:
                 self._aside(self._renew_offer(session, parse_offer(message.offer)), session)
             case Operate(number, operation):
                 self._aside(self._operations.answer(session, number, operation), session)
-            case AskFigures(number):  # and a Ping says no more than that it came
+            case AskFigures(number):  # a Ping needs no action
                 self._aside(self._metrics.tell(session, number), session)
 
     async def _not_understood(
@@ -418,7 +418,7 @@ class WorkerService:
         if session.ended:
             return
         if reason:
-            await session.outbox.send()  # what was said before comes before the end
+            await session.outbox.send()  # queued outputs come before the end
         session.ended = True
         session.outbox.close()
         if self._sessions.get(session.address) is session:

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 REMIND_S: Final = 60.0  # between lines about the same frontend
 LONELY_S: Final = 600.0  # between lines about there being no frontend, after the first
-MAX_REFUSING: Final = 16  # frontends logged in that time: who says so may be anybody on this host
+MAX_REFUSING: Final = 16  # frontends logged per interval: any local process may claim to be one
 
 
 @dataclass(eq=False)

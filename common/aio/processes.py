@@ -51,7 +51,7 @@ class SpawnedProcess:
         Args:
             command: returns the command line; gets the descriptor of the child's end.
             descriptors: further descriptors that it inherits.
-            only_stderr: close stdin, and send stdout to stderr.
+            only_stderr: stdin is empty, and stdout goes to stderr.
 
         Raises OSError: this host has no room for another process, or no such program.
         """

@@ -54,7 +54,7 @@ async def supervise(
         except fatal:
             raise
         except Exception as error:  # logged with its trace, and counted
-            if is_cancelled():  # and failed while it was ending: whoever cancelled it waits
+            if is_cancelled():  # and failed while it was ending: its canceller waits
                 _report(task, "it was to end anyway")
                 raise asyncio.CancelledError from error
             pause = backoff.next_s(time.monotonic() - started)

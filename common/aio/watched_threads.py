@@ -98,7 +98,7 @@ class WatchedThreads(Executor):
         while (task := self._tasks.get()) is not None:
             if task.future.set_running_or_notify_cancel() and not self._run(task):
                 return  # another thread has taken the place of this one
-            del task  # or it would hold what it worked on until the next one comes
+            del task  # or it would keep its data alive until the next task
 
     def _run(self, task: _Task) -> bool:
         """Run a task; return False if it was given up meanwhile."""

@@ -163,9 +163,11 @@ class FlagSettings(BaseModel):
         environ: Mapping[str, str] | None = None,
         others: Mapping[str, tuple[str, object]] | None = None,
     ) -> Self:
-        """Build settings from flags, environment, file and defaults, in this precedence. ``args``
-        has the file as ``config_file``; ``others`` have no flag: source and value of each. Raises
-        ConfigurationError: names the source."""
+        """Build settings from flags, environment, file and defaults, in this precedence.
+
+        ``args`` has the file as ``config_file``; ``others`` maps fields without a flag to source
+        and value. Raises ConfigurationError: names the source.
+        """
         given = cls.given(args, environ)
         found = dict(others or {}) | {name: (one.where, one.value) for name, one in given.items()}
         try:

@@ -113,7 +113,7 @@ def leave_early(argv: Sequence[str], command: str, names: Names) -> None:
         sys.exit(1)
     known = KnownFlags.of(command)
     if known is None:
-        return  # of that version nothing is known: the parsers say what is wrong
+        return  # unknown version: the parsers report errors
     try:
         _answer(argv, known)
         known.check(argv, names, os.environ)

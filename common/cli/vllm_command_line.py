@@ -17,13 +17,13 @@ from common.cli.process_settings import ProcessSettings
 from common.errors import ConfigurationError
 from common.observability.log_lines import LogFormat, adopt, log_setup, reserve
 
-SECRETS = frozenset({"api_key", "hf_token"})  # flags whose values nobody may see
+SECRETS = frozenset({"api_key", "hf_token"})  # flags with secret values
 
 _PLACE: Final = re.compile(r"host|uds|ssl_certfile|\w+_addr(ess)?")
 """Arguments that open more when they are empty, of which vLLM makes None, than when they are not
 given: no host is all addresses, no certificate is no TLS."""
 
-_NO_TEXT: Final = (bool, dict, list)  # what YAML makes of something that is written without quotes
+_NO_TEXT: Final = (bool, dict, list)  # types of unquoted YAML values
 
 _ONE_DASH: Final = re.compile(r"-[A-Za-z][^ ]*")
 """A flag that is written with one; numbers and texts with spaces are values."""
@@ -161,7 +161,7 @@ def read_vllms(
             where = f"{file.path}: {key}"
             found |= {name: Given("file", where, one) for name, one in said.items()}
     for name, one in found.items():
-        if _flag(name) in parser.ours:  # of which ours was not told: something is wrong with it
+        if _flag(name) in parser.ours:  # our parser rejected it: it is malformed
             raise ConfigurationError(f"{one.where} must be written in full, and has no fields")
         if (reason := parser.refusal(name)) is not None:
             raise ConfigurationError(f"{one.where} means nothing here: {reason}")
@@ -175,7 +175,7 @@ def _said(
     parser: VllmParser, file: ConfigFile, key: str, value: object
 ) -> dict[str, object] | None:
     """Return the arguments of a key of the file; None if it has no value."""
-    if not parser.knows(f"--{key}"):  # nor what it is: the value may be a secret
+    if not parser.knows(f"--{key}"):  # not shown: the value may be a secret
         raise ConfigurationError(f"{file.path}: {parser.sentence_of_key(key)}")
     try:
         words = parser.words(key, "" if value is None else value)

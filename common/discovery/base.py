@@ -25,7 +25,7 @@ from common.request_plane.card import WorkerCard
 
 logger = logging.getLogger(__name__)
 
-RENEW_S: Final = 1.0  # also how long a frontend waits, when it starts, to see which workers live
+RENEW_S: Final = 1.0  # also a starting frontend's wait to learn which workers live
 WITHDRAW_S: Final = 5.0  # how long a leaving worker waits for a place that does not answer
 
 

@@ -39,7 +39,7 @@ def unseal(data: bytes, key: FleetKey | None) -> WorkerCard:
     if key is None:
         return card
     if found is None or not hmac.compare_digest(found[1], _mac(content, key).encode()):
-        check_card(card, key)  # which names both keys if the worker says that it has another
+        check_card(card, key)  # names both keys if the card names another one
         raise CardKeyError(
             f"worker {card.worker_id} refused: its card "
             + ("has no MAC" if found is None else "has a MAC that is not")

@@ -77,7 +77,7 @@ def get(
     except ConnectionRefusedError:
         return NOBODY, b""
     except (OSError, http.client.HTTPException):
-        pass  # it speaks TLS, or nobody is there
+        pass  # it speaks TLS, or nothing listens
     connection = Connection(url, timeout, client_tls())
     try:
         connection.connect()

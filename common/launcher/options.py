@@ -180,7 +180,7 @@ class Request:
             flag, equals, value = words[at].partition("=")
             flag = flag.replace("_", "-")
             if flag in ("--engine-args", "--frontend-args") and not equals and words[at + 1 :]:
-                end = at + 2  # what follows is flags for others
+                end = at + 2  # the next word contains flags of a process
                 yield f"{flag}={words[at + 1]}"
             elif flag in OPTIONS or flag == "--model":
                 yield from [flag + equals + value, *words[at + 1 : end]]
@@ -360,7 +360,7 @@ def _seconds(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        return 60.0  # the processes say what is wrong with it
+        return 60.0  # the processes report the error
 
 
 def _known(command: str) -> KnownFlags:

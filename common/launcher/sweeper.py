@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 LOOK_S: Final = 5.0  # between looks at the sessions' shared memory
-_GROUP_S: Final = 5.0  # what is left then is killed
+_GROUP_S: Final = 5.0  # then remaining processes are killed
 _STOP, _KILL = b"stop", b"kill"
 
 

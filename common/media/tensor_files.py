@@ -135,7 +135,7 @@ def _tensor(
         raise TensorFileError("its shape is no shape")
     if math.prod(size) > len(storage):
         raise TensorFileError("its tensor is larger than its data: send `tensor.contiguous()`")
-    return storage.as_strided(size, stride, offset)  # which raises for what is out of it
+    return storage.as_strided(size, stride, offset)  # raises for an access out of bounds
 
 
 def _parameter(tensor: torch.Tensor, *_: object) -> torch.Tensor:

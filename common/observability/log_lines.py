@@ -227,7 +227,7 @@ def _handlers(loggers: Iterable[str]) -> list[logging.Handler]:
     return [handler for name in loggers for handler in logging.getLogger(name).handlers]
 
 
-FIRST_LINE_S: Final = 10.0  # after which the first line comes; what takes less says nothing
+FIRST_LINE_S: Final = 10.0  # delay of the first line; shorter operations log nothing
 
 LONGEST_PAUSE_S: Final = 60.0
 

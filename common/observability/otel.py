@@ -98,7 +98,7 @@ class OtelSpan:
     def headers(self) -> dict[str, str]:
         carrier: dict[str, str] = {}
         _W3C.inject(carrier, trace.set_span_in_context(self._span, Context()))
-        if len(carrier.get("tracestate", "")) > LONGEST_STATE:  # a sampler's, say
+        if len(carrier.get("tracestate", "")) > LONGEST_STATE:  # set by a sampler, for example
             del carrier["tracestate"]
         return carrier
 
@@ -228,7 +228,7 @@ def _exporter(endpoint: str) -> SpanExporter:
     insecure = not endpoint.startswith("https://")
     try:
         return trace_exporter.OTLPSpanExporter(endpoint, insecure=insecure)
-    except InvalidCompressionValueException as error:  # no ValueError, unlike all others
+    except InvalidCompressionValueException as error:  # not a ValueError, unlike all other errors
         raise ValueError(str(error)) from error
 
 

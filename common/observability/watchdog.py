@@ -23,7 +23,7 @@ from common.observability.telemetry import (
 
 logger = logging.getLogger(__name__)
 
-STALL_S: Final = 1.0  # seconds after which a call is logged, without what its pixels may take
+STALL_S: Final = 1.0  # seconds until a call is logged, plus its allowance for pixels
 
 INTERVAL_S: Final = 0.25
 MAX_FRAMES: Final = 12

@@ -100,14 +100,14 @@ class LoopReader:
         try:
             await own
         finally:
-            if self._reader is own:  # whoever was cancelled may come here after the next began
+            if self._reader is own:  # a cancelled receiver may come here after the next one began
                 self._reader = None
         if self._stopped:  # after it was woken, and before its turn
             raise asyncio.CancelledError
 
     def _wake(self) -> None:
         if self._reader is None:
-            self._unwatch()  # until somebody waits: the loop would call again in every turn
+            self._unwatch()  # until a receiver waits: the loop would call again in every turn
         elif not self._reader.done():
             self._reader.set_result(None)
 

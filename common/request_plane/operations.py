@@ -12,7 +12,7 @@ import msgspec
 PauseMode: TypeAlias = Literal["abort", "wait", "keep"]
 """What becomes of requests that run: they end as they are, are waited for, or stand still."""
 
-Tag: TypeAlias = Literal["weights", "kv_cache", "scheduling"]  # what of an engine wakes up
+Tag: TypeAlias = Literal["weights", "kv_cache", "scheduling"]  # parts of an engine to wake up
 
 Iterations: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]  # steps of an engine
 
@@ -22,7 +22,7 @@ ProfilerOptions: TypeAlias = Annotated[
 ]
 """Named arguments of PyTorch's profiler that can be written in JSON."""
 
-LONGEST_MESSAGE = 2000  # characters of what a worker says about an operation
+LONGEST_MESSAGE = 2000  # characters of a worker's message about an operation
 
 
 class Sleep(msgspec.Struct, frozen=True, tag="sleep"):

@@ -74,8 +74,8 @@ class HeldAdapter(msgspec.Struct, frozen=True):
 
 PROTOCOL_VERSION = 11
 
-PING_INTERVAL_S = 1.0  # how often each side says that it is alive
-SESSION_TIMEOUT_S = 15.0  # silence after which the other side is taken for dead
+PING_INTERVAL_S = 1.0  # heartbeat interval of each side
+SESSION_TIMEOUT_S = 15.0  # silence after which the peer counts as dead
 SHUTTING_DOWN = "the worker is shutting down"  # of Goodbye
 
 
@@ -89,10 +89,10 @@ MOST_SUBMIT_BYTES = 64 << 20
 MOST_NEW_BLOCKS = 256
 """Blocks of one prompt that are told ahead of KV events; a prefix is what the others need."""
 
-MOST_NEW_MEDIA = 64  # media items of one prompt that are told
-LONGEST_MM_HASH = 256  # characters of one of them: twice as many as the longest hash of vLLM has
-MOST_RANKS = 4096  # whose steps one :class:`Status` tells of; more than any card names
-MOST_COMING = 64  # prompts told of in one :class:`Status`
+MOST_NEW_MEDIA = 64  # reported media items of one prompt
+LONGEST_MM_HASH = 256  # characters of one of them: twice vLLM's longest hash
+MOST_RANKS = 4096  # ranks with steps in one :class:`Status`; more than any card names
+MOST_COMING = 64  # prompts reported in one :class:`Status`
 
 NewBlocks: TypeAlias = Annotated[
     list[Annotated[BlockHash, msgspec.Meta(min_length=1, max_length=64)]],
@@ -116,7 +116,7 @@ MOST_POOLED_BYTES = 256 << 20
 MOST_OPERATIONS = 8
 """Of one frontend that are not answered yet. A worker does one at a time, and refuses others."""
 
-MOST_FIGURES_BYTES = 4 << 20  # of a worker's page of metrics. One of vLLM's engine has some 100 kB
+MOST_FIGURES_BYTES = 4 << 20  # of a worker's metrics page; one vLLM engine's has some 100 kB
 
 
 class FailureKind(StrEnum):

@@ -277,7 +277,7 @@ class MmKwargsReceiver(ABC, Generic[_Metadata]):
     async def _receive(self, metadata: _Metadata, frames: Sequence[memoryview]) -> Received:
         """Implement :meth:`receive`, with the same errors and cancellation rule."""
 
-    async def close(self) -> None:  # some have none
+    async def close(self) -> None:  # some have no peers
         """Disconnect all peers. Received items stay usable until released. Cancelling may leave
         memory mapped until the process ends."""
 

@@ -18,7 +18,7 @@ _M_MMAP_THRESHOLD: Final = -3
 def give_back_large_memory() -> None:
     """Keep glibc from raising its mmap threshold to 32 MiB when large blocks are freed. Above it,
     pictures are in threads' heaps, where a small block behind them keeps them."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # another C library has none
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc only
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, LARGE)
 

@@ -112,7 +112,7 @@ class ShmReceiver(MmKwargsReceiver[ShmMetadata]):
         behind. Raises ArenaUnavailableError: it can't be read here; another transport may."""
         if not self._is_mapped(offer):
             mapping = await asyncio.to_thread(ArenaMapping.open, offer, self._directory)
-            if not self._is_mapped(offer):  # nobody was faster
+            if not self._is_mapped(offer):  # no other task was faster
                 self._mappings[offer.name] = mapping
         return self._attachments.add(offer.name)
 

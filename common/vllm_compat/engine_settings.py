@@ -67,7 +67,7 @@ def model_settings(model: ModelConfig) -> ModelSettings:
 
 
 _NOT_POOLING = {
-    "pooling_type",  # is in the two that it stands for, and vLLM wants one or the others
+    "pooling_type",  # implied by two other fields, and vLLM takes either
     "enable_flash_late_interaction",  # of the engine's kernel
 }
 

@@ -24,7 +24,7 @@ PAGE: Final = 512  # keys to list at once, without their values
 
 _CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", 128 << 20),
-    ("grpc.enable_http_proxy", 0),  # what users' media are fetched through is not for cards
+    ("grpc.enable_http_proxy", 0),  # the proxy for users' media is not for cards
 )
 
 _BROKEN: Final = (OSError, TimeoutError, asyncio.InvalidStateError, grpc.aio.BaseError)

@@ -26,7 +26,7 @@ PAGE: Final = 64  # leases to read at once, unless they are large
 MAX_ANSWER: Final = 32 << 20
 """Bytes of one answer. The largest object has less than half."""
 
-LONGEST_SAID: Final = 300  # characters of what others say, on our log
+LONGEST_SAID: Final = 300  # characters of a server's message in our log
 
 _MERGE: Final = "application/merge-patch+json"
 
@@ -182,7 +182,7 @@ class LeaseClient:
         except msgspec.MsgspecError:  # a proxy's, for example
             said = ""
         said = " ".join(said.split())[:LONGEST_SAID] or f"HTTP status {status}"
-        if status == 401:  # the credentials that are there now may be others
+        if status == 401:  # the files may have new credentials by now
             self._drop()
         if status == 429 or status >= 500:
             return DiscoveryError(f"Kubernetes can't answer: {said}")

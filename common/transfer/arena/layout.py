@@ -77,7 +77,7 @@ def check_head(arena: memoryview, offer: ArenaOffer) -> None:
 
 Buffer: TypeAlias = bytes | memoryview
 
-PART_ALIGNMENT: Final = 64  # a cache line, and what the widest vector loads want
+PART_ALIGNMENT: Final = 64  # a cache line, and the alignment of the widest vector loads
 
 HEADER_SIZE: Final = 64
 

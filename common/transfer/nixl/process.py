@@ -48,7 +48,7 @@ LONGEST_PAUSE_S: Final = 30.0
 """Between the end of one and the start of the next: twice as long each time, until one lives
 for as long as the longest."""
 
-_GIVEN_UP_S: Final = 0.2  # how often whoever waits for one looks whether it is still wanted
+_GIVEN_UP_S: Final = 0.2  # polling interval of a waiter for its own abandonment
 
 _STOP_S: Final = 10.0
 

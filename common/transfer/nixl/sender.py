@@ -120,7 +120,7 @@ class NixlSender(ArenaSender):
             return None
         if lease.checksum and self._offer is not None:
             return self._handle(lease)
-        lease.release()  # what is missing takes long, or an error
+        lease.release()  # completing it takes long, or fails
         return None
 
     def _describe(self, lease: Lease) -> NixlMetadata:
@@ -160,7 +160,7 @@ class NixlSender(ArenaSender):
         try:
             self._process.send(Leased(leased))
         except ArenaUnavailableError:
-            return  # the next one is told when it is ready
+            return  # the next process gets it when it is ready
 
     def close(self) -> None:
         """Stop serving. Later calls do nothing."""

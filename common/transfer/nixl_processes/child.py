@@ -178,7 +178,7 @@ def _allow(rules: int, path: str, access: int) -> None:
     try:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
-        return  # there is no such directory here
+        return  # the directory does not exist here
     try:
         if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
             access &= ~_LIST

@@ -139,7 +139,7 @@ class Reader:
         more = not transfer.failure and transfer.posted < wanted.size
         if more and len(pieces) < _PIECES_AT_ONCE:
             self._begin_piece(transfer)
-        elif not more and not pieces:  # what failed may be written to until none is on its way
+        elif not more and not pieces:  # until then a failed read may be written to
             self._transfers.remove(transfer)
             if transfer.failure:
                 self._channel.send(NixlFailed(wanted.number, transfer.failure))

@@ -77,7 +77,7 @@ def _serve(agent: NixlAgent, channel: Channel[FromServer, ToServer], start: Star
         if time.monotonic() - looked > _LOOK_AT_LISTENERS:
             looked = time.monotonic()
             if not all(listens(each) for each in ours):
-                return  # nobody could connect any more; another process follows
+                return  # no peer could connect any more; another process follows
         if wait(channel.fileno(), pause):
             message = channel.receive()
             if isinstance(message, Leased):

@@ -48,8 +48,8 @@ from common.transfer.shared_arena.messages import (
     Room,
 )
 
-ANSWER_S: Final = 5.0  # how long the keeper may take for what it answers at once
-KEPT_SHARE: Final = 0.25  # of the arena: what all its processes together lease for later
+ANSWER_S: Final = 5.0  # time-out of the keeper's immediate answers
+KEPT_SHARE: Final = 0.25  # of the arena: unused leases of all its processes together
 
 
 @dataclass(eq=False, kw_only=True)
@@ -149,7 +149,7 @@ class SharedArena(ArenaAccess):
         with self._lock:
             self._hits += 1
             held = self._held.get(answer.mm_hash)
-            if held is not None:  # somebody else here was faster
+            if held is not None:  # another thread here was faster
                 self.connection.tell(Release([answer.token]))
             else:
                 held = self._held[answer.mm_hash] = _Held(

@@ -123,7 +123,7 @@ class KeeperConnection:
                 for message in frames.feed(data):
                     self._take(message)
         except (OSError, msgspec.MsgspecError):
-            pass  # like the end: nobody answers any more
+            pass  # like EOF: no more answers
         with self._lock:
             self._lost = True
             self._backlog.clear()

@@ -38,10 +38,10 @@ QUARANTINE_S: Final = 45.0
 15 s of silence at most, then end its requests and let their engines settle; helpers of its own
 that were writing end with it."""
 
-GIVE_BACK_S: Final = 0.25  # how long a process may take to give back what it leases for later
+GIVE_BACK_S: Final = 0.25  # time-out for clients to return unused leases
 
 
-_HASHES = b""  # space of the hashes that media had, by what makes them alike
+_HASHES = b""  # name space of media hashes, by media key
 
 
 class Session:
@@ -163,7 +163,7 @@ class Session:
             if lease is not None and lease.note is not None:
                 self.grant(number, lease)
                 return
-            if lease is not None:  # nobody knows how it is put into prompts
+            if lease is not None:  # no process knows how to place it in prompts
                 lease.release()
             if keeper.claims.setdefault(key, self) is self:
                 self.protocol.send(Nothing(number))
@@ -178,7 +178,7 @@ class ArenaKeeper:
         """Take an arena of this process, which the caller closes."""
         self.arena = arena
         self.names = MediaNames()
-        self.claims: dict[bytes, Session] = {}  # who processes which medium
+        self.claims: dict[bytes, Session] = {}  # the client that processes each medium
         self._quarantine_s = quarantine_s
         self._sessions: set[Session] = set()
         self._asked: set[Session] = set()
