@@ -86,10 +86,10 @@ class Ejection:
         if record.circuit is not Circuit.OPEN:
             self._put_out(worker_id, record, reason)
 
-    def succeeded(self, worker_id: WorkerId) -> None:
+    def succeeded(self, worker_id: WorkerId, incarnation: Incarnation) -> None:
         """Close the circuit of a worker that answered a request."""
         record = self._records.get(worker_id)
-        if record is None:
+        if record is None or record.incarnation != incarnation:
             return
         if record.circuit is not Circuit.CLOSED:
             record.came_back = self._clock()

@@ -97,10 +97,11 @@ class InFlight:
         self._roster.load.first_token(request_id)
         routed = self._routed.get(request_id)
         if routed is not None:
-            self._ejection.succeeded(routed.decision.worker_id)
-            if routed.decision.first_token_s is None:
-                routed.decision.realised_cached_tokens = realised_cached_tokens
-                self._first_token_came(routed.decision, self._clock() - routed.routed_at)
+            decision = routed.decision
+            self._ejection.succeeded(decision.worker_id, decision.incarnation)
+            if decision.first_token_s is None:
+                decision.realised_cached_tokens = realised_cached_tokens
+                self._first_token_came(decision, self._clock() - routed.routed_at)
 
     def _first_token_came(self, decision: Decision, after_s: float) -> None:
         # Increment together, so that in each interval all three cover the same requests.

@@ -49,9 +49,15 @@ def time_out(ejection: Ejection, clock: Clock) -> float:
     return clock.now - started
 
 
+def test_a_late_answer_of_an_earlier_run_closes_no_circuit(ejection: Ejection) -> None:
+    fail(ejection)
+    ejection.succeeded(A, Incarnation("earlier"))
+    assert circuit(ejection) is Circuit.OPEN
+
+
 def test_only_failures_in_a_row_put_a_worker_out(ejection: Ejection) -> None:
     fail(ejection, times=2)
-    ejection.succeeded(A)
+    ejection.succeeded(A, RUN)
     fail(ejection, times=2)
     assert ejection.unusable() == set()
     fail(ejection, times=1)
@@ -85,7 +91,7 @@ def test_a_trial_is_one_request_and_its_first_output_ends_it(
     time_out(ejection, clock)
     ejection.routed(A, R)
     assert ejection.unusable() == {A}
-    ejection.succeeded(A)
+    ejection.succeeded(A, RUN)
     assert ejection.unusable() == set()
     assert circuit(ejection) is Circuit.CLOSED
 
@@ -125,11 +131,11 @@ def test_a_relapse_counts_until_the_worker_was_good_for_long(
 ) -> None:
     fail(ejection)
     time_out(ejection, clock)
-    ejection.succeeded(A)
+    ejection.succeeded(A, RUN)
     clock.now += MAX_S / 2
     fail(ejection)
     assert time_out(ejection, clock) == pytest.approx(2, rel=JITTER, abs=0.02)
-    ejection.succeeded(A)
+    ejection.succeeded(A, RUN)
     clock.now += MAX_S
     fail(ejection)
     assert time_out(ejection, clock) == pytest.approx(1, rel=JITTER, abs=0.02)
@@ -147,7 +153,7 @@ def test_the_least_bad_relapsed_least_often(ejection: Ejection, clock: Clock) ->
 def test_a_success_while_out_brings_it_back(ejection: Ejection) -> None:
     """It was the least bad, and turned out to work."""
     fail(ejection)
-    ejection.succeeded(A)
+    ejection.succeeded(A, RUN)
     assert circuit(ejection) is Circuit.CLOSED
 
 
