@@ -1,6 +1,7 @@
 """Run each piece of a client's work in a fork of this process, within limits on time and memory.
 
-The frontend at the other end of a socket sends the pieces. No thread can be ended; a process can.
+No thread can be ended; a process can. The frontend sends the pieces to servers through a socket,
+and forks itself only to parse long answers.
 """
 
 import os

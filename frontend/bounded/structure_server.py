@@ -81,7 +81,7 @@ def _is_read_quickly(compact: bool, order: Structure) -> bool:
         return True
     if time.process_time() - began > READ_S:
         return False
-    # What it allows next is bounded by guidance itself, whatever the vocabulary.
+    # Guidance itself bounds the next allowed tokens, for any vocabulary.
     llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar)
     return True
 

@@ -91,7 +91,7 @@ def main(descriptor: int) -> None:
     from vllm.renderers import hf  # noqa: F401
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the frontend
-    logging.disable()  # vLLM logs templates and what is wrong with them
+    logging.disable()  # vLLM logs templates and their errors
     connection: Connection[bytes, Order] = Connection(descriptor)
     serve(connection, answer, TEMPLATE_BOUNDS)
 

@@ -81,7 +81,7 @@ class BodyGate:
         try:
             body = read(content)
         except ValueError:
-            return  # vLLM's app parses it again, and says what is wrong as its clients know it
+            return  # vLLM's app parses it again, and answers with the error that clients know
         judge(body, self._max_choices)
         check(arrival.path, body, runs_tools=self._runs_tools)
         arrival.scope[_PARSED] = body

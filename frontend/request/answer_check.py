@@ -40,7 +40,9 @@ class AnswerCheck:
         self._prompt_tokens = prompt_tokens
 
     def check(self, output: Output, tokens: int) -> None:
-        """Raise WorkerGarbledError for a wrong output. ``tokens`` of all choices include it."""
+        """Raise WorkerGarbledError for a wrong output. ``tokens`` counts all choices, up to its
+        end.
+        """
         if self._most_tokens is not None and tokens > self._most_tokens:
             raise WorkerGarbledError("a worker said more tokens than were asked for")
         for one in output.outputs:

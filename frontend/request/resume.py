@@ -265,7 +265,7 @@ def _state_of_its_own(
 
 
 def _mid_letter(choice: GeneratedChoice, tokenizer: TokenizerLike | None) -> bool:
-    """Return whether the last token ends within a letter."""
+    """Return whether the last token ends within a letter, so that the next label needs it."""
     last = choice.token_ids[-_LONGEST_LETTER:]
     return tokenizer is not None and str(tokenizer.decode(last)).endswith("�")
 

@@ -273,9 +273,9 @@ def _streaming(params: SamplingParams) -> SamplingParams:
     changed: SamplingParams = copy.copy(params)
     changed.output_kind = RequestOutputKind.DELTA
     changed.stream_interval = max(GATHER_INTERVAL, params.stream_interval or 1)
-    # Lists of numbers instead of an object for each candidate: of a million objects that wait for
-    # the end of an answer, Python's garbage collector looks at each again and again. vLLM's server
-    # can't read those of prompts so.
+    # Lists of numbers instead of an object for each candidate: the garbage collector would scan a
+    # million objects, which wait for the end of an answer, again and again. vLLM's server can't
+    # read flat log probabilities of prompts.
     changed.flat_logprobs = params.prompt_logprobs is None
     return changed
 

@@ -40,7 +40,7 @@ LOOK_S: Final = 5.0
 
 
 def read_keys(path: Path, what: str = "API") -> list[str]:
-    """Read keys, one a line, without empty lines and ``#`` comments. ``what`` is for messages.
+    """Read the keys of a file, one a line; empty lines and ``#`` comments are skipped.
 
     Raises:
         ConfigurationError: it is unreadable, or has no key, which would admit everyone.

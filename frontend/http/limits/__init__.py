@@ -1,1 +1,1 @@
-"""Admission control: limits on connections, bodies, requests in flight and open files."""
+"""Admission control: limits on connections, heads, bodies, message parts and requests in flight."""

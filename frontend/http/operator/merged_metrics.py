@@ -1,8 +1,8 @@
 """Merge the metrics of several processes: a frontend's own (``/metrics``), and those of all workers
 (``/mmrouter/workers/metrics``), which serve no HTTP.
 
-Each sample is labelled with its process. Scrapers add up (``sum without (process)``): the gauges of
-one process are useful too, and scrapers know counters that restart with their process.
+Each sample is labelled with its process or worker. Scrapers add up (``sum without (process)``): the
+gauges of one process are useful too, and scrapers know counters that restart with it.
 """
 
 import asyncio

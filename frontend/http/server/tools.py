@@ -33,7 +33,7 @@ def check_parsers(args: Namespace) -> None:
     if plugin := args.tool_parser_plugin:
         if ("/" in plugin or plugin.endswith(".py")) and not Path(plugin).is_file():
             raise ConfigurationError(f"--tool-parser-plugin: there is no file {plugin}")
-        ToolParserManager.import_tool_parser(plugin)  # which logs what is wrong with it
+        ToolParserManager.import_tool_parser(plugin)  # logs the faults of a plug-in
     tool_parser = args.tool_call_parser
     if tool_parser:
         _check("--tool-call-parser", tool_parser, ToolParserManager.list_registered())

@@ -100,7 +100,7 @@ def raise_file_limit(connections: int) -> None:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server without its signal handling, which would re-raise before our cleanup."""
+    """uvicorn's server without signal handling, which would re-raise them before our cleanup."""
 
     def __init__(
         self,

@@ -88,7 +88,7 @@ async def build_vllm_app(
     fail_fast()
     # In a thread, since other models may be served meanwhile: it takes seconds.
     app = await asyncio.to_thread(asyncio.run, _assembled(client, args, tasks))
-    app.state.server = server
+    app.state.server = server  # read by vLLM's error handlers
     take_parsed_bodies()
     content_parts.install()
     merge_in_linear_time()

@@ -152,7 +152,7 @@ class _Streaming:
         return (
             request.n in (None, 1)
             and not request.use_beam_search
-            and not request.echo  # an event of its own, much like the others
+            and not request.echo  # sent as a separate event that looks like an output
             and not getattr(self, "enable_log_outputs", False)
         )
 
