@@ -89,7 +89,7 @@ class FetchPolicy(BaseModel):
         "bytes, and half as much for copies; what finds no room is answered with 429",
     )
     max_processor_mb: Positive = Field(
-        2048.0,
+        6144.0,
         description="most memory of the model's processor for one medium, which may enlarge it",
     )
     decode_timeout_s: Positive = Field(

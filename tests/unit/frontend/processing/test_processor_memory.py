@@ -102,6 +102,15 @@ def test_many_small_frames_are_refused(renderer: BaseRenderer) -> None:
         run(renderer, "video", film(2000), options)
 
 
+def test_by_default_a_film_of_64_frames_of_1080p_fits(renderer: BaseRenderer) -> None:
+    """As large as Qwen2.5-VL's processor sees them, in multiples of 28 pixels; vLLM reads 32."""
+    limit_processors(FetchPolicy())
+    memory = ProcessorMemory(renderer.get_mm_processor())
+    memory.take(64 * 1932 * 1092 * 3)
+    with pytest.raises(RefusedError):
+        memory.take(64 * 1932 * 1092 * 3)
+
+
 def test_nothing_is_counted_outside_of_a_processor(renderer: BaseRenderer) -> None:
     with ProcessorMemory(renderer.get_mm_processor()), pytest.raises(RefusedError):
         picture().resize((20_000, 20_000))
