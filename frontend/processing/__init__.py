@@ -3,11 +3,12 @@
 from frontend.processing.errors import missing_package
 from frontend.processing.preprocessor import MediaItem, Preprocessor, ProcessedPrompt
 from frontend.processing.settings import ArenaSettings, PreprocessSettings
-from frontend.processing.tokenizing import Tokenizing
+from frontend.processing.tokenizing import PairCut, Tokenizing
 
 __all__ = [
     "ArenaSettings",
     "MediaItem",
+    "PairCut",
     "PreprocessSettings",
     "Preprocessor",
     "ProcessedPrompt",

@@ -31,6 +31,7 @@ from frontend.http.streaming.whole_answers import (
     entries,
     written,
 )
+from frontend.processing import PairCut
 from frontend.request_context import current_context
 
 Vllms: TypeAlias = Any
@@ -138,6 +139,7 @@ class _LimitedServing(PoolingBaseServing):
         asked = await loop.run_in_executor(executor, io_processor.get_request_factory_online, ctx)
         if not asked:
             raise ValueError("You must pass at least one prompt")
+        await loop.run_in_executor(executor, _cut_pairs, io_processor.renderer, asked)
         ctx.engine_inputs = await _together(_render(io_processor, executor, each) for each in asked)
 
     def _build_response(self, ctx: Vllms) -> Response:
@@ -253,6 +255,14 @@ async def _together(works: Iterable[Awaitable[Rendered]]) -> list[Rendered]:
     finally:
         for task in tasks:
             task.cancel()
+
+
+def _cut_pairs(renderer: Vllms, asked: Iterable[Rendered]) -> None:
+    cut: PairCut | None = None
+    for each in asked:
+        if "data_1" in each:
+            cut = cut or PairCut(renderer.get_tokenizer(), each["tok_params"])
+            each.update(data_1=cut(each["data_1"]), data_2=cut(each["data_2"]))
 
 
 async def _render(processor: Vllms, executor: Executor, asked: Rendered) -> Rendered:

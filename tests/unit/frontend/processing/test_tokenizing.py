@@ -11,7 +11,7 @@ from vllm.renderers import TokenizeParams
 from vllm.tokenizers.hf import maybe_make_thread_pool
 from vllm.utils.async_utils import make_async
 
-from frontend.processing.tokenizing import LONG, MIN_LIMIT, Tokenizing
+from frontend.processing.tokenizing import LONG, MARGIN_TOKENS, MIN_LIMIT, PairCut, Tokenizing
 from tests.demo_model import make_demo_model
 
 CONTEXT = 1024
@@ -155,3 +155,66 @@ async def test_a_chat_that_becomes_tokens_at_once_is_measured_before(
     finally:
         tokenizing.close()
     assert bool(asked) != tokenize
+
+
+class Noting:
+    """A tokenizer that notes the texts that it is given."""
+
+    is_fast = True
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.truncation_side = tokenizer.truncation_side
+        self.texts: list[str] = []
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str, **options: Any) -> Any:
+        self.texts.append(text)
+        return self._tokenizer(text, **options)
+
+
+@pytest.mark.parametrize("document", [TEXT[:9000], TEXT[:900], "é" * 3000, SPACES[:9000]])
+@pytest.mark.parametrize(
+    "params",
+    [
+        TokenizeParams(CONTEXT),
+        TokenizeParams(CONTEXT, truncate_prompt_tokens=100),
+        TokenizeParams(CONTEXT, truncate_prompt_tokens=100, truncation_side="left"),
+        TokenizeParams(CONTEXT, truncate_prompt_tokens=100, truncation_side="right"),
+    ],
+    ids=["refused", "cut", "left", "right"],
+)
+def test_a_pair_keeps_the_tokens_that_it_can_use(
+    tokenizer: Any, document: str, params: TokenizeParams
+) -> None:
+    def used(query: str, document: str) -> Any:
+        ids = tokenizer(query, document, **params.get_encode_kwargs())["input_ids"]
+        return params.apply_post_tokenization(tokenizer, {"prompt_token_ids": ids})
+
+    cut = PairCut(tokenizer, params)
+    pair = cut("hello " * 2000), cut(document)
+    for each in pair:
+        count = len(tokenizer(each, add_special_tokens=False)["input_ids"])
+        assert count <= CONTEXT + 2 * MARGIN_TOKENS
+    if params.truncate_prompt_tokens is None:
+        with pytest.raises(VLLMError, match="context length"):
+            used(*pair)
+    else:
+        assert used(*pair) == used("hello " * 2000, document)
+
+
+def test_a_query_is_cut_once_for_all_its_documents(tokenizer: Any) -> None:
+    noting = Noting(tokenizer)
+    cut = PairCut(noting, TokenizeParams(CONTEXT))
+    assert {cut(TEXT) for _ in range(5)} == {cut(TEXT)}
+    assert len(noting.texts) == 1
+    assert len(noting.texts[0]) < len(TEXT)
+
+
+def test_parts_of_a_document_are_cut_together(tokenizer: Any) -> None:
+    shown = {"type": "image_url", "image_url": {"url": "data:,"}}
+    part = {"type": "text", "text": WORDS * 100}
+    kept = PairCut(tokenizer, TokenizeParams(CONTEXT))([shown, *[part] * 50, shown])
+    texts = [each["text"] for each in kept if "text" in each]
+    assert [kept[0], kept[-1]] == [shown, shown]
+    counts = [len(tokenizer(each, add_special_tokens=False)["input_ids"]) for each in texts]
+    assert CONTEXT < sum(counts) <= CONTEXT + 2 * MARGIN_TOKENS
