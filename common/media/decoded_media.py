@@ -30,9 +30,21 @@ _MEDIA_ARGUMENTS: Final = frozenset(
 """Names under which a Hugging Face processor takes media or text."""
 
 _SHAPES: Final = frozenset(
-    {"max_length", "merge_size", "pad_to_multiple_of", "patch_size", "temporal_patch_size"}
+    {
+        "chunk_length",
+        "feature_size",
+        "hop_length",
+        "max_length",
+        "merge_size",
+        "n_fft",
+        "n_samples",
+        "pad_to_multiple_of",
+        "patch_size",
+        "temporal_patch_size",
+    }
 )
-"""Options that pad media or text to any length, or cut pictures as no encoder takes them."""
+"""Options that pad media or text to any length, or cut pictures and sounds as no encoder takes
+them: ``hop_length`` 1 takes gigabytes for a tenth of a second."""
 
 _MAX_OPTION: Final = 1 << 20
 _MAX_TILES: Final = 256

@@ -121,6 +121,11 @@ def test_nothing_is_counted_outside_of_a_processor(renderer: BaseRenderer) -> No
     "options",
     [
         {"max_length": 9},
+        {"hop_length": 1},
+        {"audio_kwargs": {"hop_length": 1}},
+        {"chunk_length": 30_000},
+        {"n_fft": 1_000_000},
+        {"feature_size": 500_000},
         {"text_kwargs": {"pad_to_multiple_of": 2}},
         {"temporal_patch_size": 9},
         {"num_frames": HUGE},
