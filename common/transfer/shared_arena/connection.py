@@ -103,6 +103,8 @@ class KeeperConnection:
                     return
             select.select([], [self._socket], [], 1.0)
             with self._lock:
+                if not self._backlog:
+                    continue  # the reading thread has seen the end
                 data = self._backlog[0]
                 try:
                     sent = self._socket.send(data, socket.MSG_DONTWAIT)
