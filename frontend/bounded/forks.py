@@ -44,6 +44,9 @@ def forked(order: Any, answer: Callable[[Any], bytes], bounds: Bounds) -> bytes:
     if pid == 0:
         status = 1
         try:
+            # Files of the parent: an inherited connection or pipe stays open until the child ends.
+            os.closerange(3, writer)
+            os.closerange(writer + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
             _limit(bounds)
             with os.fdopen(writer, "wb") as file:
                 file.write(answer(order))
