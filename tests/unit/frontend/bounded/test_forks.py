@@ -1,7 +1,7 @@
 """A fork has nothing of its parent's that others wait for."""
 
-import os
 import socket
+from pathlib import Path
 
 from frontend.bounded.forks import Bounds, forked
 
@@ -10,7 +10,7 @@ BOUNDS = Bounds(cpu_s=10, memory_bytes=1 << 30, alarm_s=60)
 
 def open_files(_: object) -> bytes:
     """Return the open file descriptors, as text."""
-    return " ".join(sorted(os.listdir("/proc/self/fd"), key=int)).encode()
+    return " ".join(each.name for each in Path("/proc/self/fd").iterdir()).encode()
 
 
 def test_a_fork_holds_no_connection_of_its_parent() -> None:
