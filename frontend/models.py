@@ -53,6 +53,7 @@ from frontend.http import (
     tokenize_scores_aside,
     watch_speech,
     worker_metrics_routes,
+    write_tokens_aside,
 )
 from frontend.processes import Siblings
 from frontend.processing import Preprocessor
@@ -107,6 +108,7 @@ class Model:
         limit_pooling(app, shared.pooling)
         watch_speech(app, shared.loader.policy.decode_timeout_s)
         tokenize_scores_aside(app, preprocessor.tokenizing)
+        write_tokens_aside(app)
         share_adapters(app, fleet.adapters)
         await _add_routes(app, shared)
         preprocessor.hf_runs.reset()

@@ -165,6 +165,7 @@ OBJECTS: Final = (
                 "serving._decode_and_chunk_speech_async",
                 "serving._detect_language",
                 "serving._preprocess_executor",
+                "serving.create_tokenize",
             ),
             "frontend/http/streaming/stream_errors.py": (
                 "setattr(app.state, name)",

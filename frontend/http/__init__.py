@@ -14,7 +14,11 @@ from frontend.http.server.model_choice import ModelApp, ModelChoice
 from frontend.http.server.pooling import PoolingLimits, limit_pooling
 from frontend.http.server.readiness_gate import ReadinessGate, graceful_shutdown
 from frontend.http.server.request_ids import name_request, trace
-from frontend.http.server.serving_threads import tokenize_scores_aside, watch_speech
+from frontend.http.server.serving_threads import (
+    tokenize_scores_aside,
+    watch_speech,
+    write_tokens_aside,
+)
 from frontend.http.server.tools import check_parsers
 from frontend.http.server.uvicorn_server import (
     Server,
@@ -78,4 +82,5 @@ __all__ = [
     "uvicorn_config",
     "watch_speech",
     "worker_metrics_routes",
+    "write_tokens_aside",
 ]

@@ -120,42 +120,49 @@ class PairCut:
         wanted = _wanted(params) if getattr(tokenizer, "is_fast", False) else None
         self._most = None if wanted is None else wanted + MARGIN_TOKENS
         self._keeps_end = _keeps_end(params, tokenizer)
-        self._known: dict[str, tuple[str, int]] = {}  # one query has many documents
+        self._known: dict[Any, tuple[str, int]] = {}  # one query has many documents
 
-    def __call__(self, data: Any) -> Any:
-        """Return a text, or content parts, without what is too much."""
+    def __call__(self, data: Any, limit: int = 0) -> Any:
+        """Return a text, or content parts, without what is too much.
+
+        Args:
+            limit: tokens at the start of it that its request asks for; 0 for all.
+        """
         if self._most is None:
             return data
+        most, end = self._most, self._keeps_end
+        if limit > 0:
+            most, end = limit + MARGIN_TOKENS if end else min(most, limit + MARGIN_TOKENS), False
         if isinstance(data, str):
-            return self._cut(data, self._most)[0]
-        kept, left = [], self._most
-        for part in reversed(data) if self._keeps_end else data:
+            return self._cut(data, most, end)[0]
+        kept, left = [], most
+        for part in reversed(data) if end else data:
             if isinstance(text := part.get("text"), str):
                 if left <= 0:
                     continue
-                text, tokens = self._cut(text, left)
+                text, tokens = self._cut(text, left, end)
                 part, left = {**part, "text": text}, left - tokens
             kept.append(part)
-        return kept[::-1] if self._keeps_end else kept
+        return kept[::-1] if end else kept
 
-    def _cut(self, text: str, most: int) -> tuple[str, int]:
+    def _cut(self, text: str, most: int, end: bool) -> tuple[str, int]:
         """Return what is left of a text, and its tokens."""
         if len(text) * 4 <= most:  # a token is a byte at least
             return text, len(text)
-        if (known := self._known.get(text)) is not None and known[1] <= most:
+        if (known := self._known.get((text, most, end))) is not None:
             return known
         size = most * CHARACTERS_A_TOKEN
         while True:
-            part = text[-size:] if self._keeps_end else text[:size]
+            part = text[-size:] if end else text[:size]
             options = {"add_special_tokens": False, "return_offsets_mapping": True}
             spans = self._tokenizer(part, **options)["offset_mapping"]
             if len(spans) >= most or len(part) == len(text):
                 break
             size *= 4
         if len(spans) > most:
-            part = part[spans[-most][0] :] if self._keeps_end else part[: spans[most - 1][1]]
-        self._known[text] = part, min(most, len(spans))
-        return self._known[text]
+            part = part[spans[-most][0] :] if end else part[: spans[most - 1][1]]
+        self._known[text, most, end] = part, min(most, len(spans))
+        return self._known[text, most, end]
 
 
 def texts_in(value: object) -> Iterator[str]:

@@ -262,7 +262,8 @@ def _cut_pairs(renderer: Vllms, asked: Iterable[Rendered]) -> None:
     for each in asked:
         if "data_1" in each:
             cut = cut or PairCut(renderer.get_tokenizer(), each["tok_params"])
-            each.update(data_1=cut(each["data_1"]), data_2=cut(each["data_2"]))
+            each["data_1"] = cut(each["data_1"], each["max_tokens_per_query"])
+            each["data_2"] = cut(each["data_2"], each["max_tokens_per_doc"])
 
 
 async def _render(processor: Vllms, executor: Executor, asked: Rendered) -> Rendered:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
+from vllm.entrypoints.pooling.scoring.utils import truncate_text_to_tokens
 from vllm.exceptions import VLLMError
 from vllm.renderers import TokenizeParams
 from vllm.tokenizers.hf import maybe_make_thread_pool
@@ -208,6 +209,19 @@ def test_a_query_is_cut_once_for_all_its_documents(tokenizer: Any) -> None:
     assert {cut(TEXT) for _ in range(5)} == {cut(TEXT)}
     assert len(noting.texts) == 1
     assert len(noting.texts[0]) < len(TEXT)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_start_is_kept_of_what_is_asked_for_by_tokens(tokenizer: Any, side: Any) -> None:
+    params = TokenizeParams(CONTEXT, truncate_prompt_tokens=50, truncation_side=side)
+    text = "alpha " + TEXT
+    for limit in (10, 2 * CONTEXT):
+        kept = PairCut(tokenizer, params)(text, limit)
+        assert text.startswith(kept)
+        assert len(kept) <= 8 * (limit + MARGIN_TOKENS)
+        assert truncate_text_to_tokens(kept, tokenizer, min(limit, 50)) == (
+            truncate_text_to_tokens(text, tokenizer, min(limit, 50))
+        )
 
 
 def test_parts_of_a_document_are_cut_together(tokenizer: Any) -> None:
