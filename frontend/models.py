@@ -40,6 +40,7 @@ from frontend.http import (
     Server,
     Status,
     build_vllm_app,
+    describe_aside,
     history_routes,
     limit_pooling,
     list_together,
@@ -109,6 +110,7 @@ class Model:
         watch_speech(app, shared.loader.policy.decode_timeout_s)
         tokenize_scores_aside(app, preprocessor.tokenizing)
         write_tokens_aside(app)
+        describe_aside(app)
         share_adapters(app, fleet.adapters)
         await _add_routes(app, shared)
         preprocessor.hf_runs.reset()

@@ -15,6 +15,7 @@ from frontend.http.server.pooling import PoolingLimits, limit_pooling
 from frontend.http.server.readiness_gate import ReadinessGate, graceful_shutdown
 from frontend.http.server.request_ids import name_request, trace
 from frontend.http.server.serving_threads import (
+    describe_aside,
     tokenize_scores_aside,
     watch_speech,
     write_tokens_aside,
@@ -57,6 +58,7 @@ __all__ = [
     "attainable_files",
     "build_vllm_app",
     "check_parsers",
+    "describe_aside",
     "files_needed",
     "graceful_shutdown",
     "history_routes",

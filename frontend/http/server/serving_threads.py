@@ -6,6 +6,7 @@ Speech in an unknown language gets a clear error if the model can't detect langu
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from itertools import chain
 from typing import Any, Final, TypeAlias
 
@@ -15,6 +16,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.utils.async_utils import make_async
 
 from common.aio.watched_threads import WatchedThreads
+from frontend.asgi import App, Receive, Scope, Send
 from frontend.http.streaming.whole_answers import DeferredParts, entries
 from frontend.processing import Tokenizing
 from frontend.request_context import current_context
@@ -93,3 +95,25 @@ def write_tokens_aside(app: FastAPI) -> None:
         return answer
 
     serving.create_tokenize = create_aside
+
+
+def describe_aside(app: FastAPI) -> None:
+    """Make what ``/openapi.json`` says in a thread, when it is first asked for: FastAPI would on
+    the event loop, for more than a second.
+    """
+    routes: list[Vllms] = [*app.routes]
+    for route in routes:
+        if route.path == app.openapi_url:
+            route.app = _after(app.openapi, route.app)
+
+
+def _after(work: Callable[[], object], answer: App) -> App:
+    """Return an app that answers when some work is done, which is nothing from the second time."""
+    one = asyncio.Lock()
+
+    async def answer_after(scope: Scope, receive: Receive, send: Send) -> None:
+        async with one:
+            await asyncio.to_thread(work)
+        await answer(scope, receive, send)
+
+    return answer_after
