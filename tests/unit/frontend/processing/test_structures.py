@@ -28,7 +28,7 @@ from frontend.processing.settings import PreprocessSettings
 from frontend.processing.structures import StructureTrials
 from frontend.request_context import Tenant, begin
 
-BOUNDS: Final = Bounds(cpu_s=1, memory_bytes=512 << 20, alarm_s=30)
+BOUNDS: Final = Bounds(cpu_s=1, memory_bytes=512 << 20, alarm_s=120)
 MANY: Final[dict[str, dict[str, Any]]] = {f"p{n}": {} for n in range(3000)}
 SLOW: Final = 'root ::= "{}" ' + '"a"? ' * 2000
 
