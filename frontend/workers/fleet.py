@@ -9,7 +9,6 @@ name and waits.
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import AsyncIterator
 
 from common.aio.supervised import Work, once, supervise
@@ -34,7 +33,7 @@ from frontend.workers.adapters import Adapters
 from frontend.workers.contract import Contract, Refusals, nobody
 from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender
-from frontend.workers.members import Departure, Member, Members, Name, Run, Serving
+from frontend.workers.members import Member, Members, Name, Run, Serving
 
 logger = logging.getLogger(__name__)
 
@@ -243,7 +242,7 @@ class Keeper:
 
     def depart(self, member: Member, reason: str) -> None:
         """Forget a member without card and link, but keep the reason for its departure."""
-        gone = member.gone or Departure(member.card, time.time(), reason)
+        gone = member.gone or member.departure(reason, left=True)
         if self._members.holder(member.card.worker_id) in (None, member):
             self._members.departures.add(gone)
         self.remove(member, gone.reason if gone.left else reason)

@@ -34,13 +34,15 @@ class Run(NamedTuple):
 
 class Departure(NamedTuple):
     """The end of a worker, at epoch seconds. ``left`` if it announced its shutdown, or withdrew its
-    card without a link; otherwise it was lost.
+    card without a link; otherwise it was lost. Its card, which may have a megabyte, is not kept.
     """
 
-    card: WorkerCard
+    run: Run
+    model: str
+    request_endpoint: str
     at: float
     reason: str
-    left: bool = True
+    left: bool
 
 
 MAX_DEPARTURES: Final = 256
@@ -54,7 +56,7 @@ class Departures:
         self._by_worker: Lru[WorkerId, Departure] = Lru(MAX_DEPARTURES)
 
     def add(self, departure: Departure) -> None:
-        self._by_worker.put(departure.card.worker_id, departure)
+        self._by_worker.put(departure.run.worker_id, departure)
 
     def returned(self, worker_id: WorkerId) -> None:
         self._by_worker.pop(worker_id)
@@ -97,6 +99,10 @@ class Member:
     @property
     def run(self) -> Run:
         return Run(self.card.worker_id, self.card.incarnation)
+
+    def departure(self, reason: str, *, left: bool) -> Departure:
+        model, endpoint = self.card.served_model_names[0], self.card.request_endpoint
+        return Departure(self.run, model, endpoint, time.time(), reason, left)
 
 
 @dataclass
@@ -302,7 +308,7 @@ class Serving:
             reason = str(lost).removeprefix(f"worker {worker_id} was lost: ")
             logger.warning("%s", lost)
             note(What.LOST, worker_id, str(lost))
-        member.gone = Departure(member.card, time.time(), reason, left)
+        member.gone = member.departure(reason, left=left)
         if lost.blames_worker and self._members.serves(member):
             run = member.run
             self._router.ejection.eject(run.worker_id, run.incarnation, type(lost).__name__)

@@ -201,14 +201,14 @@ def _rank_view(router: Router, member: Member, rank: int) -> RankView:
 
 def _departed(one: Departure) -> WorkerView:
     return WorkerView(
-        worker_id=one.card.worker_id,
-        incarnation=one.card.incarnation,
-        model=one.card.served_model_names[0],
+        worker_id=one.run.worker_id,
+        incarnation=one.run.incarnation,
+        model=one.model,
         state="left" if one.left else "lost",
         connected=False,
         gone_at=one.at,
         gone_reason=one.reason,
-        request_endpoint=one.card.request_endpoint,
+        request_endpoint=one.request_endpoint,
     )
 
 

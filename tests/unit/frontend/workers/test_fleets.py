@@ -80,7 +80,7 @@ async def test_a_model_leaves_with_its_last_worker_and_comes_back(city: City) ->
     assert not is_gone.is_set()
     await left(city, second)
     await asyncio.wait_for(is_gone.wait(), 20)
-    assert {each.card.worker_id for each in city.fleets.departures.recent()} == {"a0", "a1"}
+    assert {each.run.worker_id for each in city.fleets.departures.recent()} == {"a0", "a1"}
     assert REGISTRY.get_sample_value("mmrouter_workers", {"state": "lost"}) == 2
     assert city.fleets.of(A) is None and city.connected(B) == {"b0"}
     # Until the old one is closed its name and its place are taken.
