@@ -146,6 +146,8 @@ async def tell_refused(
             context = frontend_context(key)
             try:
                 for notice in told:
+                    if notice not in notices():  # accepted or gone since this round began
+                        continue
                     reason = notice.reason.encode(errors="replace").decode()[:LONGEST_MESSAGE]
                     message = Refused(frontend, notice.run.incarnation, reason)
                     socket: Any = context.socket(zmq.DEALER, socket_class=cast(Any, zmq.Socket))

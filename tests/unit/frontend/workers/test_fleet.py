@@ -100,6 +100,28 @@ async def test_each_refused_worker_is_told_however_many_there_are(
         await asyncio.gather(telling, return_exceptions=True)
 
 
+async def test_a_worker_that_was_accepted_meanwhile_is_not_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A round over thousands of refused workers takes minutes."""
+    monkeypatch.setattr(contract, "LEAVE_S", 0.02)
+    with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as worker:
+        worker.linger = 0
+        endpoint = f"tcp://127.0.0.1:{worker.bind_to_random_port('tcp://127.0.0.1')}"
+        accepted, refused = (
+            contract.Notice(members.Run(W0, Incarnation(name)), endpoint, "it does not fit")
+            for name in ("accepted", "refused")
+        )
+        rounds = iter([[accepted, refused]])
+        telling = asyncio.create_task(tell_refused(lambda: next(rounds, [refused]), "f", None))
+        try:
+            frames = await asyncio.wait_for(worker.recv_multipart(), 60)
+        finally:
+            telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
+    assert b"refused" in frames[-1] and b"accepted" not in frames[-1]
+
+
 async def test_a_card_of_which_anybody_may_be_the_author_tells_no_place(town: Town) -> None:
     town.news.say(CardPresent(town.card(fleet_key="0123456789abcdef")))
     await until(lambda: bool(town.fleet.refusals.by_worker()))
