@@ -19,7 +19,7 @@ from prometheus_client import REGISTRY, generate_latest
 from pydantic import Field
 
 from common.aio.processes import StopSignals, python_command
-from common.aio.supervised import CALM_S, FIRST_PAUSE_S, LONGEST_PAUSE_S
+from common.aio.supervised import CALM_S, FIRST_PAUSE_S, LONGEST_PAUSE_S, supervise
 from common.backoff import Backoff
 from common.cli.command_line import FRONTEND, ConfigSettings, read_command_line
 from common.cli.flag_settings import FlagSettings
@@ -160,7 +160,7 @@ class Parent:
             return 1, False
         self._children.add(child)
         logger.info("process %d has pid %d", index, child.pid)
-        watching = asyncio.create_task(child.kill_if_silent(), name=f"process {index} answers")
+        watching = asyncio.create_task(supervise("heartbeats of a process", child.kill_if_silent))
         try:
             if self._stopping.is_set():  # it missed the message to the other processes
                 child.stop(at_once=False)
