@@ -204,8 +204,7 @@ class ArenaKeeper:
         task.add_done_callback(self._tasks.discard)
 
     async def changed(self, what: MmHash | bytes | None) -> None:
-        """Wait until an item was written or given up, a claim ended, or for None leases
-        returned."""
+        """Wait until an item is written or given up, a claim ends, or, for None, leases return."""
         await self._changed.setdefault(what, asyncio.Event()).wait()
 
     def change(self, what: MmHash | bytes | None) -> None:
@@ -214,7 +213,7 @@ class ArenaKeeper:
 
     async def make_room(self) -> None:
         """Have all clients return their unused leases."""
-        if self._making_room is None:
+        if self._making_room is None or self._making_room.done():
             self._making_room = asyncio.create_task(self._ask_back())
         await self._making_room
 
@@ -226,7 +225,6 @@ class ArenaKeeper:
             async with asyncio.timeout(GIVE_BACK_S):
                 while self._asked:
                     await self.changed(None)
-        self._making_room = None
 
     def gave_back(self, session: Session) -> None:
         """Note that a client has returned its unused leases, or is gone."""
