@@ -103,9 +103,6 @@ MAX_FRAME_BYTES = 4 << 30
 """A frame holds at most one tensor of one media item. A sender of more is cut off."""
 
 
-class _TooLargeError(ProtocolError): ...
-
-
 class WorkerService:
     """Serves the request plane until cancelled."""
 
@@ -219,14 +216,14 @@ class WorkerService:
             session = self._sessions.get(address.bytes)
             if session is not None:
                 session.last_heard = time.monotonic()
+            large = len(frames) > 1 and len(frames[1]) > MOST_SUBMIT_BYTES
             try:
-                if len(frames) > 1 and len(frames[1]) > MOST_SUBMIT_BYTES:
-                    raise _TooLargeError(f"it has {len(frames[1])} bytes beside its tensors")
+                if large:
+                    raise ProtocolError(f"it has {len(frames[1])} bytes beside its tensors")
                 message, media = self._codec.decode(frames)
                 await self._handle(address.bytes, session, message, media)
             except ProtocolError as error:
                 UNDECODABLE_MESSAGES.labels("worker").inc()
-                large = isinstance(error, _TooLargeError)
                 about = About() if large else self._codec.about(frames)
                 await self._not_understood(session, about, error)
             except Exception:
@@ -258,7 +255,7 @@ class WorkerService:
         if session is None:
             await self._send_now(address, Goodbye(NO_SESSION))
             return
-        if session.asides >= MAX_SESSION_ASIDES:
+        if len(session.asides) >= MAX_SESSION_ASIDES:
             await self._end_session(session, "it says more than this worker can answer")
             return
         match message:
@@ -356,8 +353,8 @@ class WorkerService:
         task = asyncio.create_task(work)
         self._asides.add(task)
         if session is not None:
-            session.asides += 1
-            task.add_done_callback(lambda _: session.aside_ended())
+            session.asides.add(task)
+            task.add_done_callback(session.asides.discard)
         task.add_done_callback(self._asides.discard)
         task.add_done_callback(partial(note_failure, "request plane aside"))
         return task

@@ -48,15 +48,12 @@ class Session:
     requests: dict[RequestId, WorkerRequest] = field(default_factory=dict)
     renewing: asyncio.Lock = field(default_factory=asyncio.Lock)
     telling: bool = False
-    asides: int = 0
+    asides: set[asyncio.Task[None]] = field(default_factory=set)
     operating: int = 0
     steps_told: float = -math.inf
     adapters_told: int = 0
     active_told: tuple[str, ...] | None = ()
     ended: bool = False
-
-    def aside_ended(self) -> None:
-        self.asides -= 1
 
     def untold(self, status: Status) -> None:
         """Restore what an unsent status would have reported, for the next report."""
