@@ -154,11 +154,11 @@ def _load_deep(self: ImageMediaIO, data: bytes) -> MediaWithBytes[Image.Image]:
 
 def _turn_upright(picture: Image.Image) -> Image.Image:
     """Orient like vLLM, but without copying an upright picture: 0.3 GB for the largest."""
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # as vLLM's does: the next use of the picture says it
         picture.load()
-        if picture.getexif().get(ExifTags.Base.Orientation) not in _TURNED:
-            return picture
-    return _VLLMS_UPRIGHT(picture)
+        if picture.getexif().get(ExifTags.Base.Orientation) in _TURNED:
+            return _VLLMS_UPRIGHT(picture)
+    return picture
 
 
 def _open_avif(fp: IO[bytes], filename: str | bytes = "") -> ImageFile.ImageFile:

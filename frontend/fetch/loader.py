@@ -125,9 +125,8 @@ class MediaLoader:
 
     async def decode(self, content: Content, media_io: MediaIO[Any]) -> Any:
         """Decode a medium, which is then the caller's alone. Raises as :meth:`load`."""
-        if (mode := decoding_mode(media_io)) is None or self._cache.get(
-            content.digest, mode
-        ) is not None:
+        mode = decoding_mode(media_io)
+        if mode is None or self._cache.get(content.digest, mode) is not None:
             return await self.decode_once(content, media_io)
         allowance = current_allowance(self.policy)
 
