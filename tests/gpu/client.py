@@ -92,6 +92,11 @@ class Client:
             if worker["ranks"] and all(rank["index"] == "exact" for rank in worker["ranks"])
         }
 
+    def metrics(self) -> str:
+        reply = self._http.get("/metrics")
+        reply.raise_for_status()
+        return reply.text
+
     def close(self) -> None:
         self._http.close()
 

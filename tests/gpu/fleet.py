@@ -224,7 +224,12 @@ def measure(options: argparse.Namespace) -> Fleet:
             return compare_answers(frontends["shm"], plain, options.questions)
 
         def first_tokens() -> dict[str, FirstToken]:
-            return time_first_tokens({PLAIN: plain, **frontends}, options.rounds)
+            contenders = {PLAIN: plain, **frontends}
+            pids = {each.name.removeprefix("frontend-"): each.pid for each in started.processes}
+            found = time_first_tokens(contenders, options.rounds, pids)
+            for name, client in contenders.items():
+                (options.out / f"{name}.metrics").write_text(client.metrics())
+            return found
 
         def kept() -> Encodings:
             assert started.keeper is not None

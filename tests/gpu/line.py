@@ -5,7 +5,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from tests.gpu.results import Copies, FirstToken, Fleet, Kernels, Reads, Result
+from tests.gpu.results import Copies, Cost, FirstToken, Fleet, Kernels, Reads, Result
 
 _T = TypeVar("_T", bound=Result)
 
@@ -32,6 +32,7 @@ class Line(msgspec.Struct, frozen=True):
         questions_bfloat16: the same in bfloat16, where a cache hit may change how sums are rounded.
         first_token_new_ms: of a new 1024x1024 picture; ``repeated`` of the same request again.
         shm_ms, nixl_ms, inline_ms: ``first_token_new_ms`` with tensors that travel this way.
+        new_cost: of a new picture, by contender, for the processes beside the engine.
         h2d_gb_s: from shared memory to the device, by way.
         nixl_gb_s: NIXL READs, by kinds of memory.
         not_engines_with_cuda: processes other than engines that opened CUDA's driver.
@@ -54,6 +55,7 @@ class Line(msgspec.Struct, frozen=True):
     shm_ms: float | None
     nixl_ms: float | None
     inline_ms: float | None
+    new_cost: dict[str, Cost | None] | None
     h2d_gb_s: dict[str, float | None] | None
     nixl_gb_s: dict[str, float] | None
     not_engines_with_cuda: list[str] | None
@@ -116,6 +118,7 @@ def line(
         shm_ms=shm.new_ms,
         nixl_ms=times.get("nixl", NOTHING).new_ms,
         inline_ms=times.get("inline", NOTHING).new_ms,
+        new_cost={name: time.new_cost for name, time in times.items()} or None,
         h2d_gb_s=copies.gb_s.get(PICTURE) if copies else None,
         nixl_gb_s=reads.gb_s if reads else None,
         not_engines_with_cuda=_beside_engines(fleets),

@@ -35,6 +35,19 @@ class Answers(msgspec.Struct, frozen=True):
     differences: list[str]
 
 
+class Cost(msgspec.Struct, frozen=True):
+    """What the processes of a server other than its engine used.
+
+    Attributes:
+        user_ms, system_ms: CPU time, in the kernel's ticks of 10 ms.
+        faults: pages that the kernel had to give without reading a disk, of 4 KiB.
+    """
+
+    user_ms: float
+    system_ms: float
+    faults: float
+
+
 class FirstToken(msgspec.Struct, frozen=True):
     """Time to the first token of one contender.
 
@@ -43,12 +56,14 @@ class FirstToken(msgspec.Struct, frozen=True):
         repeated_ms: median over the same requests once more.
         samples: requests of each kind.
         ways: how the new pictures travelled, counted.
+        new_cost: what a new picture cost the processes beside the engine, the mean.
     """
 
     new_ms: float | None
     repeated_ms: float | None
     samples: int
     ways: dict[str, int]
+    new_cost: Cost | None = None
 
 
 class Encodings(msgspec.Struct, frozen=True):

@@ -1,6 +1,8 @@
 """How answers and times of a run on a GPU are counted, over servers that follow a script."""
 
 import json
+import mmap
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -11,6 +13,7 @@ import pytest
 from tests.gpu.answers import compare_answers
 from tests.gpu.client import Answer, Client
 from tests.gpu.first_tokens import PLAIN, time_first_tokens
+from tests.gpu.server_cost import between, cost_so_far
 
 Asked = tuple[str, str]
 """Who was asked, and about which pictures."""
@@ -62,7 +65,8 @@ def test_other_tokens_and_wrong_predictions_are_told_apart() -> None:
 def test_contenders_take_turns_and_the_first_round_does_not_count() -> None:
     asked: list[Asked] = []
     names = (PLAIN, "shm", "nixl")
-    found = time_first_tokens({name: Scripted(name, asked, way=name) for name in names}, 2, 16)
+    contenders = {name: Scripted(name, asked, way=name) for name in names}
+    found = time_first_tokens(contenders, 2, dict.fromkeys(names, os.getpid()), 16)
     assert {name: each.samples for name, each in found.items()} == dict.fromkeys(names, 4)
     order = [name for name, _ in asked[::4]]  # a block is two pictures, each asked about twice
     assert order == [PLAIN, "shm", "nixl", "shm", "nixl", PLAIN, "nixl", PLAIN, "shm"]
@@ -77,9 +81,18 @@ def test_contenders_take_turns_and_the_first_round_does_not_count() -> None:
 def test_there_is_no_time_of_a_way_that_was_not_taken() -> None:
     asked: list[Asked] = []
     contenders = {"nixl": Scripted("nixl", asked, way="inline"), PLAIN: Scripted(PLAIN, asked)}
-    found = time_first_tokens(contenders, 1, 16)
+    found = time_first_tokens(contenders, 1, dict.fromkeys(contenders, os.getpid()), 16)
     assert (found["nixl"].new_ms, found["nixl"].ways) == (None, {"inline": 2})
     assert found["nixl"].repeated_ms is not None and found[PLAIN].new_ms is not None
+    assert found[PLAIN].new_cost is not None
+
+
+def test_pages_that_a_process_took_are_counted() -> None:
+    before = cost_so_far(os.getpid())
+    with mmap.mmap(-1, 4 << 20) as pages:
+        pages.write(bytes(4 << 20))
+        taken = between(before, cost_so_far(os.getpid()))
+    assert taken.faults >= 1, "and few, where the kernel gives huge ones"
 
 
 class Server(BaseHTTPRequestHandler):

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from tests.gpu.line import PICTURE, Line, line
-from tests.gpu.results import Answers, Copies, FirstToken, Fleet, Kernels, Reads, Result
+from tests.gpu.results import Answers, Copies, Cost, FirstToken, Fleet, Kernels, Reads, Result
 
 README = Path(__file__).parents[2] / "gpu" / "README.md"
 
@@ -27,7 +27,8 @@ def answers(questions: int, same: int | None = None, exact: int | None = None) -
 
 
 def fleet(asked: Answers | None = None, **times: float) -> Fleet:
-    first = {name: FirstToken(ms, ms / 2, 4, {name: 4}) for name, ms in times.items()}
+    cost = Cost(20, 10, 300)
+    first = {name: FirstToken(ms, ms / 2, 4, {name: 4}, cost) for name, ms in times.items()}
     return Fleet("float32", 1.0, asked, first, None, [], {})
 
 
@@ -64,6 +65,10 @@ def test_it_has_the_figures_of_all_parts() -> None:
         "shm_ms": 22,
         "nixl_ms": 24,
         "inline_ms": 30,
+        "new_cost": {
+            name: {"user_ms": 20, "system_ms": 10, "faults": 300}
+            for name in ("plain", "shm", "nixl", "inline")
+        },
         "h2d_gb_s": {"pageable": 5, "pinned": None},
         "nixl_gb_s": {f"host_to_gpu_{PICTURE}": 9},
         "not_engines_with_cuda": [],
