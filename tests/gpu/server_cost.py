@@ -21,7 +21,7 @@ def cost_so_far(pid: int) -> Cost:
             name, fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)
         except FileNotFoundError:
             continue  # it has ended
-        if "EngineCore" in name:
+        if "EngineCor" in name:  # the kernel keeps 15 characters of VLLM::EngineCore
             continue
         fields_after_name = fields.split()
         # proc(5) counts from 1, and the state, the first one here, is its third.
