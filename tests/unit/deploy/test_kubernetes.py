@@ -1,7 +1,9 @@
 """The manifests: valid by Kubernetes' schemas, and in what no schema knows they fit each other and
 the product. No cluster is here, so nothing is applied."""
 
+import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -169,14 +171,39 @@ def test_a_broken_manifest_is_refused(side: str, break_: Callable[[Object], None
         validate(each, VERSIONS[-1])
 
 
+def kubectl(*words: str, within: Path = KUBERNETES) -> list[Object]:
+    """What it prints as YAML, without a cluster."""
+    command = shutil.which("kubectl")
+    if command is None:
+        pytest.skip("there is no kubectl here")
+    done = subprocess.run(
+        [command, *words],
+        cwd=within,
+        env=os.environ | {"KUBECONFIG": os.devnull},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
 @pytest.mark.parametrize("folder", DEPLOYED)
 def test_kubectl_makes_the_same_of_them(folder: str) -> None:
-    kubectl = shutil.which("kubectl")
-    if kubectl is None:
-        pytest.skip("there is no kubectl here")
-    command = [kubectl, "kustomize", str(KUBERNETES / folder)]
-    made = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert _by_name(list(yaml.safe_load_all(made))) == _by_name(rendered(folder))
+    assert _by_name(kubectl("kustomize", folder)) == _by_name(rendered(folder))
+
+
+def test_kubectl_takes_the_commands_that_the_page_has_for_secrets(tmp_path: Path) -> None:
+    make_keys(tmp_path, stat.S_IRUSR)
+    for name in ("ca.pem", "password"):
+        (tmp_path / name).write_text("secret")
+    page = (DEPLOY / "README.md").read_text().replace("\\\n", " ")
+    commands = re.findall(r"^kubectl (.*\bcreate\b.*)$", page, re.MULTILINE)
+    assert len(commands) > 5
+    for each in commands:
+        words = [*shlex.split(each, comments=True), "--dry-run=client", "--output=yaml"]
+        (made,) = kubectl(*words, within=tmp_path)
+        validate(made, VERSIONS[-1])
 
 
 def _by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
