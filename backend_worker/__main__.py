@@ -15,7 +15,7 @@ def main() -> None:
     leave_early(sys.argv[1:], "worker", WORKER)
     said = model_in(sys.argv[1:])
     if said is not None and (fault := fault_of(*said)) is not None:
-        print(f"python -m backend_worker: error: {fault}", file=sys.stderr)
+        print(f"mmrouter worker: error: {fault}", file=sys.stderr)
         sys.exit(2)
     supervise()
     from backend_worker.worker import run

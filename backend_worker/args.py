@@ -90,7 +90,7 @@ GROUPS: Final[tuple[type[FlagSettings], ...]] = (
 """All that a user can set, but for vLLM's own."""
 
 
-PROG: Final = "python -m backend_worker"
+PROG: Final = "mmrouter worker"
 
 ABOUT: Final = (
     "A vLLM engine behind mmrouter's frontend. Every engine flag of `vllm serve` is accepted too; "

@@ -1,6 +1,6 @@
 """The fleet key: one secret file by which workers and frontends trust each other.
 
-``python -m common.fleet_key new PATH`` makes one. ``fleet_sockets.py`` applies it to sockets.
+``mmrouter fleet-key new PATH`` makes one. ``fleet_sockets.py`` applies it to sockets.
 """
 
 import argparse
@@ -71,7 +71,7 @@ class FleetKey:
         except ValueError:
             # Without the cause: it would show what may be a mistyped secret.
             raise ConfigurationError(
-                f"{path} holds no fleet key; make one with: python -m common.fleet_key new PATH"
+                f"{path} holds no fleet key; make one with: mmrouter fleet-key new PATH"
             ) from None
         return cls(
             _derive(seed, b"worker"), _derive(seed, b"frontend"), cards=_secret(seed, b"cards")
@@ -106,7 +106,7 @@ def _secret(seed: bytes, role: bytes) -> bytes:
 def main() -> None:
     """Command line. Exit status 1 and a message if no key was written."""
     parser = argparse.ArgumentParser(
-        prog="python -m common.fleet_key",
+        prog="mmrouter fleet-key",
         description="Make the key that encrypts and authenticates traffic within a fleet.",
     )
     commands = parser.add_subparsers(required=True)

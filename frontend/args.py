@@ -76,7 +76,7 @@ GROUPS: Final[tuple[type[FlagSettings], ...]] = (
 )
 """All settings of the frontend, except vLLM's own."""
 
-PROG: Final = "python -m frontend"
+PROG: Final = "mmrouter frontend"
 
 ABOUT: Final = (
     "An OpenAI endpoint in front of vLLM workers. Every API server flag of `vllm serve` is "

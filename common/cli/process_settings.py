@@ -19,7 +19,7 @@ class ProcessSettings(FlagSettings):
 
     fleet_key_file: Path | None = Field(
         None,
-        description="secret file of the fleet, from `python -m common.fleet_key new PATH`; with "
+        description="secret file of the fleet, from `mmrouter fleet-key new PATH`; with "
         "it workers and frontends encrypt what they say, and answer nobody else",
     )
     drain_timeout_s: Seconds = Field(

@@ -123,7 +123,7 @@ def check_bind(endpoint: str, key: FleetKey | None) -> None:
     if key is None and leaves_host(endpoint):
         raise ConfigurationError(
             f"{endpoint} leaves this host, where anybody could read prompts and answers: make a "
-            "key with `python -m common.fleet_key new PATH` and give it to every worker and "
+            "key with `mmrouter fleet-key new PATH` and give it to every worker and "
             "frontend with --fleet-key-file, or stay on 127.0.0.1"
         )
 

@@ -8,7 +8,7 @@
 # It waits for the first worker as long as that takes. All variables of agg_multimodal_router.sh
 # count here too.
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^\[/s/^# \{0,1\}//p' "$0"; exit; }
-: "${FLEET_KEY_FILE:?is needed beyond one host: python -m common.fleet_key new fleet.key}"
+: "${FLEET_KEY_FILE:?is needed beyond one host: mmrouter fleet-key new fleet.key}"
 : "${DISCOVERY:?is where all hosts find cards: etcd://HOST/PREFIX, or a directory on one host}"
 export FLEET_KEY_FILE DISCOVERY
 WORKERS=0 exec "$(dirname "${BASH_SOURCE[0]}")/agg_multimodal_router.sh" "$@"

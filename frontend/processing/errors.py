@@ -47,7 +47,7 @@ class MissingPackageError(MmRouterError):
     def __init__(self, package: str) -> None:
         super().__init__(
             f"this frontend can't process the medium: the Python package {package} is not "
-            "installed. Its administrator can install it, and `python -m frontend --check` says "
+            "installed. Its administrator can install it, and `mmrouter doctor` says "
             "what else is missing"
         )
 

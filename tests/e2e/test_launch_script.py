@@ -156,7 +156,7 @@ def over_tls(model: Path, tmp_path: Path, cards: Path) -> None:
         context.load_cert_chain(client.certificate, client.key)
         refused = greet(url_of(printed), context)
         assert refused.status_code == 400
-        assert "at the frontend (python -m frontend" in refused.text
+        assert "at the frontend (mmrouter frontend" in refused.text
     finally:
         script.signal(signal.SIGINT)
         script.wait()

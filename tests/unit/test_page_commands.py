@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from common.cli.known_flags import KnownFlags
+from common.cli.mmrouter import MODULES
 from common.launcher.options import OPTIONS
 from setup.links import ROOT, pages
 
@@ -65,8 +66,13 @@ def test_each_target_of_make_exists() -> None:
 
 def test_each_module_exists() -> None:
     named = {words[2] for _, words in commands() if words[0] in PYTHON and words[1:2] == ["-m"]}
-    assert {"frontend", "backend_worker", "common.fleet_key", "examples.scale"} <= named
+    assert "examples.scale" in named
     assert [name for name in sorted(named) if importlib.util.find_spec(name) is None] == []
+
+
+def test_each_command_of_mmrouter_exists() -> None:
+    named = {words[1] for _, words in commands() if words[0].rpartition("/")[2] == "mmrouter"}
+    assert {"frontend", "worker", "up", "fleet-key"} <= named <= {*MODULES}
 
 
 def test_each_script_exists() -> None:

@@ -18,7 +18,7 @@ _NO_AUTO_TOOLS: Final = "--enable-auto-tool-choice and --tool-call-parser to be 
 _NO_PARSER: Final = "--tool-call-parser to be set"
 
 _REMEDY: Final = (
-    " at the frontend (python -m frontend, or FRONTEND_ARGS of the launch script), for example "
+    " at the frontend (mmrouter frontend, or FRONTEND_ARGS of the launch script), for example "
     "--enable-auto-tool-choice --tool-call-parser hermes; which parser a model needs is in "
     "docs/clients.md"
 )

@@ -114,9 +114,7 @@ def test_the_command_says_at_once_that_there_is_no_model(tmp_path: Path) -> None
     command = [sys.executable, "-m", "backend_worker", f"{tmp_path}/nothing"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert ended.returncode == 2
-    assert ended.stderr == (
-        f"python -m backend_worker: error: there is no directory {tmp_path}/nothing\n"
-    )
+    assert ended.stderr == (f"mmrouter worker: error: there is no directory {tmp_path}/nothing\n")
 
 
 def test_a_tokenizer_that_is_not_there(

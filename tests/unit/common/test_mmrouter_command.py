@@ -28,8 +28,8 @@ def mmrouter(*words: str) -> subprocess.CompletedProcess[str]:
     [
         ([], 0, "usage: mmrouter COMMAND"),
         (["--version"], 0, "mmrouter 0."),
-        (["frontend", "--help"], 0, "usage: python -m frontend"),
-        (["worker", "--help"], 0, "usage: python -m backend_worker"),
+        (["frontend", "--help"], 0, "usage: mmrouter frontend"),
+        (["worker", "--help"], 0, "usage: mmrouter worker"),
         (["worker", "model", "--max-model-le=1"], 2, "did you mean --max-model-len?"),
         (["doctor", "--prot=1"], 2, "did you mean --port?"),
         (["fleet-key", "--help"], 0, "Make the key"),

@@ -1,4 +1,4 @@
-"""``python -m frontend --check``, and what an installation has to be able to decode."""
+"""``mmrouter doctor``, and what an installation has to be able to decode."""
 
 import inspect
 import os

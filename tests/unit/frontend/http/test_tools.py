@@ -74,7 +74,7 @@ async def test_a_request_with_tools_learns_where_the_flags_go(choice: str) -> No
     refused: Any = await renderer.render_chat(request)
     assert refused.error.code == 400
     assert refused.error.message.endswith(
-        "to be set at the frontend (python -m frontend, or FRONTEND_ARGS of the launch script), "
+        "to be set at the frontend (mmrouter frontend, or FRONTEND_ARGS of the launch script), "
         "for example --enable-auto-tool-choice --tool-call-parser hermes; which parser a model "
         "needs is in docs/clients.md"
     )
