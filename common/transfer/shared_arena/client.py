@@ -7,7 +7,6 @@ needs no call to the keeper. They are returned when another process needs room.
 import socket
 import threading
 from collections import deque
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +33,7 @@ from common.transfer.shared_arena.connection import KeeperConnection
 from common.transfer.shared_arena.messages import (
     Annotate,
     Answer,
+    Claimed,
     Clear,
     Complete,
     Forget,
@@ -41,6 +41,7 @@ from common.transfer.shared_arena.messages import (
     GiveBack,
     GiveUp,
     Granted,
+    Landed,
     LeaseItem,
     Refused,
     Release,
@@ -48,7 +49,6 @@ from common.transfer.shared_arena.messages import (
     Room,
 )
 
-ANSWER_S: Final = 5.0  # time-out of the keeper's immediate answers
 KEPT_SHARE: Final = 0.25  # of the arena: unused leases of all its processes together
 
 
@@ -105,11 +105,9 @@ class SharedArena(ArenaAccess):
         found = self.lease_now(mm_hash)
         if found is not None:
             return found
-        asked = self.connection.ask(partial(LeaseItem, mm_hash=mm_hash))
         try:
-            answer = asked.result(ANSWER_S)
-        except (ArenaUnavailableError, FutureTimeoutError):
-            asked.cancel()
+            answer = self.connection.ask(partial(LeaseItem, mm_hash=mm_hash)).result()
+        except ArenaUnavailableError:
             return None
         return self.granted(answer) if isinstance(answer, Granted) else None
 
@@ -264,3 +262,5 @@ class SharedArena(ArenaAccess):
                 self.connection.tell(Release([token]))
             case Room(_, token):
                 self.connection.tell(GiveUp(token))
+            case Claimed(_, key):
+                self.connection.tell(Landed(key, None))

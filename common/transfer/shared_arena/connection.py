@@ -5,23 +5,40 @@ import contextlib
 import select
 import socket
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from itertools import count
+from typing import Final
 
 import msgspec
 
 from common.aio.ipc import Frames, frame
 from common.errors import ArenaUnavailableError
-from common.transfer.shared_arena.messages import Answer, Forget, FromKeeper, GiveBack
+from common.transfer.shared_arena.messages import (
+    Answer,
+    Forget,
+    FromKeeper,
+    GiveBack,
+    Recall,
+)
 
 _LOST = "the process that keeps the arena is gone"
+_SILENT = "the process that keeps the arena does not answer"
 _READ = 1 << 16
+
+ANSWER_S: Final = 5.0
+"""Silence after which the keeper is asked whether it answers at all, and again after which it is
+taken for stopped. An answer may take longer: for as long as another process writes an item."""
+
+_LOOK_S: Final = 1.0
+_PROBE: Final = Recall(0, b"", b"")  # answered at once; no call has the number
 
 
 class KeeperConnection:
-    """Calls to the keeper, answered in any order."""
+    """Calls to the keeper, answered in any order. While the keeper is silent all calls fail: its
+    first answer ends that."""
 
     def __init__(
         self,
@@ -40,6 +57,9 @@ class KeeperConnection:
         self._backlog: deque[bytes] = deque()
         self._has_backlog = threading.Condition(self._lock)
         self._lost = False
+        self._silent = False
+        self._heard = time.monotonic()
+        self._probed: float | None = None
         self._threads = [
             threading.Thread(target=self._read, name="arena-answers", daemon=True),
             threading.Thread(target=self._write, name="arena-backlog", daemon=True),
@@ -52,15 +72,16 @@ class KeeperConnection:
         return self._lost
 
     def ask(self, question: Callable[[int], msgspec.Struct]) -> "Future[Answer]":
-        """Send a call made for a number. The future raises ArenaUnavailableError if it is lost."""
+        """Send a call made for a number. The future raises ArenaUnavailableError if the keeper is
+        lost or silent."""
         number = next(self._numbers)
         answer: Future[Answer] = Future()
         with self._lock:
-            if not self._lost:
+            if not self._lost and not self._silent:
                 self._waiting[number] = answer
                 self._send(frame(question(number)))
                 return answer
-        answer.set_exception(ArenaUnavailableError(_LOST))
+        answer.set_exception(ArenaUnavailableError(_LOST if self._lost else _SILENT))
         return answer
 
     def tell(self, message: msgspec.Struct) -> None:
@@ -94,13 +115,17 @@ class KeeperConnection:
             self._has_backlog.notify()
 
     def _write(self) -> None:
-        """Send the backlog while the keeper reads slowly."""
+        """Send the backlog while the keeper reads slowly, and fail calls once it is silent."""
         while True:
             with self._lock:
-                while not self._backlog and not self._lost:
-                    self._has_backlog.wait()
+                self._has_backlog.wait_for(lambda: self._backlog or self._lost, _LOOK_S)
                 if self._lost:
                     return
+                unanswered = self._unanswered()
+                backlog = bool(self._backlog)
+            _fail(unanswered, _SILENT)
+            if not backlog:
+                continue
             select.select([], [self._socket], [], 1.0)
             with self._lock:
                 if not self._backlog:
@@ -131,11 +156,25 @@ class KeeperConnection:
             self._backlog.clear()
             self._has_backlog.notify()
             waiting, self._waiting = self._waiting, {}
-        for answer in waiting.values():
-            if answer.set_running_or_notify_cancel():
-                answer.set_exception(ArenaUnavailableError(_LOST))
+        _fail(waiting.values(), _LOST)
+
+    def _unanswered(self) -> Collection["Future[Answer]"]:
+        """Return the calls of a keeper that turned out to be silent; probe it before."""
+        now = time.monotonic()
+        if not self._waiting:
+            self._heard, self._probed = now, None
+        elif self._probed is not None:
+            if now - self._probed > ANSWER_S:
+                waiting, self._waiting = self._waiting, {}
+                self._silent = True
+                return waiting.values()
+        elif now - self._heard > ANSWER_S:
+            self._probed = now
+            self._send(frame(_PROBE))
+        return ()
 
     def _take(self, message: FromKeeper) -> None:
+        self._silent, self._heard, self._probed = False, time.monotonic(), None
         if isinstance(message, GiveBack | Forget):
             self._on_order(message)
             return
@@ -145,3 +184,9 @@ class KeeperConnection:
             answer.set_result(message)
         else:
             self._on_unwanted(message)
+
+
+def _fail(calls: Collection["Future[Answer]"], reason: str) -> None:
+    for answer in calls:
+        if answer.set_running_or_notify_cancel():
+            answer.set_exception(ArenaUnavailableError(reason))

@@ -21,6 +21,7 @@ from common.transfer.arena import Arena, Lease, ReservedSegment, SegmentLayout
 from common.transfer.shared_arena import messages
 from common.transfer.shared_arena.media_claims import HASHES_KEPT, MediaNames
 from common.transfer.shared_arena.messages import (
+    Claimed,
     Forget,
     GiveBack,
     Granted,
@@ -166,7 +167,7 @@ class Session:
             if lease is not None:  # no process knows how to place it in prompts
                 lease.release()
             if keeper.claims.setdefault(key, self) is self:
-                self.protocol.send(Nothing(number))
+                self.protocol.send(Claimed(number, key))
                 return
             await keeper.changed(key)
 

@@ -11,7 +11,7 @@ from common.errors import ArenaUnavailableError
 from common.identity import MmHash
 from common.lru import Lru
 from common.transfer.arena import Lease
-from common.transfer.shared_arena.client import ANSWER_S, SharedArena
+from common.transfer.shared_arena.client import SharedArena
 from common.transfer.shared_arena.messages import (
     Claim,
     Granted,
@@ -86,17 +86,15 @@ class MediaClaims:
         """Name an item in all processes, in a space of at most ``most`` names."""
         question = partial(Remember, space=space, name=name, mm_hash=mm_hash, most=most)
         try:
-            async with asyncio.timeout(ANSWER_S):
-                await asyncio.wrap_future(self._arena.connection.ask(question))
-        except (ArenaUnavailableError, TimeoutError):
+            await asyncio.wrap_future(self._arena.connection.ask(question))
+        except ArenaUnavailableError:
             return  # then it isn't remembered, as if it had been dropped
 
     async def recall(self, space: bytes, name: bytes) -> MmHash | None:
         """Return the item of a name, if known."""
         question = partial(Recall, space=space, name=name)
         try:
-            async with asyncio.timeout(ANSWER_S):
-                answer = await asyncio.wrap_future(self._arena.connection.ask(question))
-        except (ArenaUnavailableError, TimeoutError):
+            answer = await asyncio.wrap_future(self._arena.connection.ask(question))
+        except ArenaUnavailableError:
             return None
         return answer.mm_hash if isinstance(answer, Recalled) else None

@@ -60,7 +60,7 @@ class GaveBack(msgspec.Struct, frozen=True, tag="gave_back"):
 
 class Claim(msgspec.Struct, frozen=True, tag="claim"):
     """Claim a medium by its key. Answered, once no other process works on it, with :class:`Granted`
-    if it is kept, or :class:`Nothing`: the asker must process it and send :class:`Landed`."""
+    if it is kept, or :class:`Claimed`."""
 
     number: int
     key: bytes
@@ -113,6 +113,13 @@ class Room(msgspec.Struct, frozen=True, tag="room"):
     generation: int
 
 
+class Claimed(msgspec.Struct, frozen=True, tag="claimed"):
+    """The asker must process the medium and send :class:`Landed`."""
+
+    number: int
+    key: bytes
+
+
 class Nothing(msgspec.Struct, frozen=True, tag="nothing"):
     """No result, or done."""
 
@@ -155,5 +162,5 @@ ToKeeper: TypeAlias = (
     | Remember
     | Recall
 )
-Answer: TypeAlias = Granted | Room | Nothing | Refused | Recalled
+Answer: TypeAlias = Granted | Room | Claimed | Nothing | Refused | Recalled
 FromKeeper: TypeAlias = Answer | GiveBack | Forget

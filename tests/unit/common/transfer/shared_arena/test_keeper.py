@@ -7,13 +7,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from unittest.mock import Mock
 
 import pytest
 
 from common.errors import ArenaFullError, ArenaUnavailableError
 from common.identity import MmHash
 from common.transfer.arena import Arena, Lease, ReservedSegment, SegmentLayout, check_header
-from common.transfer.shared_arena import ArenaKeeper, MediaClaims, SharedArena
+from common.transfer.shared_arena import ArenaKeeper, MediaClaims, SharedArena, connection
 from common.transfer.shared_arena import keeper as keeper_module
 from common.transfer.shared_arena.messages import GiveBack
 from tests.waiting import until
@@ -274,6 +275,54 @@ async def test_without_the_keeper_each_is_for_itself(attach: Attach, keeper: Are
     await directory.remember(b"", b"name", MmHash("a"), 1)
     assert bytes(lease.memory[64:65]) == b"a"  # readers keep what they have
     lease.release()
+
+
+async def test_a_keeper_that_stands_still_is_not_waited_for_and_asked_again_once_it_answers(
+    keeper: ArenaKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "ANSWER_S", 0.01)
+    ours, theirs = socket.socketpair()
+    one = SharedArena(keeper.arena.offer, theirs)
+    directory = MediaClaims(one)
+    with pytest.raises(ArenaUnavailableError, match="does not answer"):
+        await written(one, "a")
+    assert await directory.claim(b"key") is None
+    assert await directory.recall(b"", b"name") is None
+    await directory.remember(b"", b"name", MmHash("a"), 1)
+    assert await leased(one, "a") is None
+    await keeper.attach(ours)  # which reads what was asked meanwhile, and has room for it
+    await until(lambda: not one.connection._silent)
+    (await written(one, "a")).release()
+    await asyncio.to_thread(one.close)
+
+
+async def test_a_keeper_that_answers_is_waited_for(
+    attach: Attach, keeper: ArenaKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "ANSWER_S", 0.5)
+    probes = Mock(wraps=keeper.names.recall)
+    monkeypatch.setattr(keeper.names, "recall", probes)
+    one, other = await attach(), await attach()
+    room = await asyncio.to_thread(one.reserve, MmHash("a"), LAYOUT)
+    assert isinstance(room, ReservedSegment)
+    waiting = asyncio.create_task(written(other, "a"))
+    await until(lambda: probes.call_count > 1)
+    assert not waiting.done()
+    room.release()
+    (await waiting).release()
+
+
+async def test_a_claim_that_is_not_waited_for_any_more_keeps_nobody_waiting(
+    attach: Attach,
+) -> None:
+    one, other = MediaClaims(await attach()), MediaClaims(await attach())
+    assert await one.claim(b"key") is None
+    leaves = asyncio.create_task(other.claim(b"key"))
+    await one.recall(b"", b"name")
+    leaves.cancel()
+    await asyncio.gather(leaves, return_exceptions=True)
+    one.landed(b"key", None)
+    assert await one.claim(b"key") is None
 
 
 async def test_more_than_a_socket_holds_is_sent_when_the_keeper_reads(
