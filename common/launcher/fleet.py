@@ -13,7 +13,7 @@ from common.aio.processes import end_with_parent, python_command
 from common.errors import MmRouterError
 from common.launcher.frontend_access import url_of
 from common.launcher.options import Plan
-from common.launcher.readiness import Place, awaited, cannot_serve
+from common.launcher.readiness import Place, awaited, cannot_serve, last_of
 from common.launcher.sweeper import Sweeper
 from common.launcher.what_to_paste import tries
 
@@ -219,7 +219,7 @@ def _in_the_child() -> None:
 
 def _report(ended: Started) -> str:
     """Print the end of its log, and return a sentence with its first error."""
-    lines = [line for line in ended.log.read_bytes().splitlines() if not _LEAKS.match(line)]
+    lines = [line for line in last_of(ended.log).splitlines() if not _LEAKS.match(line)]
     tail = b"\n".join(lines[-40:]).decode(errors="replace")
     print(f"\nThe end of {ended.log}:\n\n{tail}\n", flush=True)
     # vLLM's engine logs the cause long before its parent gives up.

@@ -1,12 +1,23 @@
 """Readiness of the started processes, and their progress."""
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from common.launcher.frontend_access import LOCKED, NOBODY, SILENT, get
+
+MAX_LOG: Final = 4 << 20
+"""Bytes of a log that are read: it is read each second, and may have grown for weeks."""
+
+
+def last_of(log: Path) -> bytes:
+    """Return the last :data:`MAX_LOG` bytes of a log."""
+    with log.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_LOG))
+        return file.read(MAX_LOG)
 
 
 class Place(NamedTuple):
@@ -21,7 +32,7 @@ def progress(url: str, log: Path | None) -> str:
     needs a key or certificate does not list them."""
     status, body = get(url, "/mmrouter/workers")
     if status == LOCKED:
-        served = log is None or re.search(rb"frontend\.models: serving ", log.read_bytes())
+        served = log is None or re.search(rb"frontend\.models: serving ", last_of(log))
         return "guarded" if served else "waiting"
     if status in (NOBODY, SILENT):
         return "busy" if status == SILENT else "starting"
@@ -35,7 +46,7 @@ def progress(url: str, log: Path | None) -> str:
 
 def cannot_serve(log: Path | None) -> str:
     """Return why a frontend's log says that it can't serve a model; empty if it does not."""
-    said = b"" if log is None else log.read_bytes()
+    said = b"" if log is None else last_of(log)
     found = re.search(rb"frontend\.models: (model .+ can't be served: .+)", said)
     return found[1].decode(errors="replace") if found else ""
 
@@ -59,7 +70,7 @@ FRONTENDS: Final = {
 
 def stage(log: Path) -> str:
     """Return the start-up stage of a worker, by its log."""
-    said = log.read_bytes()
+    said = last_of(log)
     return next((doing for line, doing in STAGES if re.search(line, said)), "importing vLLM")
 
 

@@ -110,6 +110,7 @@ class Sweeper:
         self._pid = 0
         self._pipe = -1
         self._done = False
+        self._looked_at = time.monotonic()
         self._fork()
 
     def _fork(self) -> None:
@@ -136,7 +137,10 @@ class Sweeper:
         self._tell(str(leader).encode())
 
     def look(self) -> None:
-        """Replace a killed child."""
+        """Replace a killed child. Note shared memory for the next one, as this one does."""
+        if time.monotonic() > self._looked_at + LOOK_S:
+            self._looked_at = time.monotonic()
+            self._sessions.look()
         if self._gone():
             os.close(self._pipe)
             self._fork()

@@ -1,5 +1,6 @@
 """What the launcher waits for, where its frontend asks for a key that the script has not got."""
 
+import os
 import ssl
 import threading
 from collections.abc import Iterator
@@ -62,6 +63,15 @@ def test_a_model_that_its_frontend_can_not_serve_is_found_on_its_log(tmp_path: P
         file.write("ERROR [frontend] frontend.models: model x can't be served: no such file\n")
         file.write("ERROR [frontend] frontend.workers.fleets: worker w0 refused\n")
     assert readiness.cannot_serve(log) == "model x can't be served: no such file"
+
+
+def test_a_log_of_any_length_is_read_at_its_end(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        file.truncate(1 << 40)  # a sparse file: no page of it exists
+        file.seek(0, os.SEEK_END)
+        file.write(b"\nStarting to load model x\n")
+    assert readiness.stage(log) == "loading weights"
 
 
 def test_one_that_asks_for_a_certificate_is_ready_when_its_log_says_so(tmp_path: Path) -> None:

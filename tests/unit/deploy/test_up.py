@@ -7,6 +7,7 @@ import contextlib
 import os
 import secrets
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ import psutil
 import pytest
 
 from backend_worker.args import parse as parse_worker
+from common.launcher import sweeper as sweeper_module
+from common.launcher.sweeper import Sessions, Sweeper
 from frontend.args import parse as parse_frontend
 from tests.e2e.processes import Process
 from tests.fakes.launched import calls, interpreter, living
@@ -143,6 +146,31 @@ def test_a_sweeper_that_was_killed_has_a_successor(tmp_path: Path) -> None:
         one.process.signal(signal.SIGKILL)
         one.process.wait()
         one.until_nothing_is_left()
+
+
+def test_a_successor_knows_the_shared_memory_of_processes_that_ended_before_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeper_module, "LOOK_S", 0.0)
+    left = Path("/dev/shm") / f"mmrouter-test-{secrets.token_hex(8)}"
+    left.touch()
+    sessions = Sessions(1.0, tmp_path / "scratch")
+    sweeper = Sweeper(sessions)
+    with left.open() as file:
+        held = subprocess.Popen(["sleep", "600"], stdin=file, start_new_session=True)
+    sweeper.started(held.pid)
+    sweeper.look()
+    os.kill(sweeper._pid, signal.SIGKILL)
+    held.kill()
+    held.wait()
+    first = sweeper._pid
+    while sweeper._pid == first:
+        sweeper.look()
+    assert left.exists()
+    sweeper.stop()
+    while not sweeper.ended():
+        time.sleep(0.01)
+    assert not left.exists()
 
 
 def test_a_second_interrupt_kills(tmp_path: Path) -> None:
