@@ -27,6 +27,10 @@ _RELEASED_AT_ONCE: Final = 16 << 20
 """Bytes to look through on the event loop: a quarter of a millisecond."""
 
 
+_DECODED_AT_ONCE: Final = 16
+"""Descriptions of items, which may have a megabyte each, between two turns of other tasks."""
+
+
 class ReceivedMedia:
     """Received media that a request owns until the engine has taken them."""
 
@@ -114,7 +118,11 @@ class MediaReceiver:
             MediaMissingError: names the items that did not arrive, and the first reason.
         """
         failed: dict[MmHash, TransferError] = {}
-        described = [decode_metadata(shipment) for shipment in shipments]
+        described: list[TransferMetadata] = []
+        for shipment in shipments:
+            described.append(decode_metadata(shipment))
+            if len(described) % _DECODED_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
         async def receive(metadata: TransferMetadata) -> None:
             try:

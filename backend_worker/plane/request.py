@@ -103,9 +103,10 @@ class ServingEngine(Protocol):
 
 
 class WorkerRequest:
-    """A request of one frontend, run by one task."""
+    """A request of one frontend, run by one task. ``frames_bytes`` are kept until its end."""
 
     task: asyncio.Task[None]
+    frames_bytes: int
 
     def __init__(
         self,
@@ -145,11 +146,13 @@ class WorkerRequest:
 
     def start(self, media: Sequence[memoryview], ended: Callable[[], object]) -> None:
         """Start with the frames of its message; ``ended`` is called after the last message."""
+        self.frames_bytes = frames_bytes(self._submit, media)
         self.task = asyncio.create_task(self._run(media, ended))
 
     def supply(self, supply: Supply, media: Sequence[memoryview]) -> None:
         """Take media that the request asked for; media that it did not ask for are dropped."""
         if not self._supplies.full():
+            self.frames_bytes += frames_bytes(supply, media)
             self._supplies.put_nowait((supply, media))
 
     def abort(self) -> None:
@@ -334,6 +337,12 @@ class WorkerRequest:
         """Report an internal error: without one the frontend would wait for ever."""
         INTERNAL_ERRORS.labels("worker_request").inc()
         return self._failed(FailureKind.ENGINE, f"internal error: {error!r}")
+
+
+def frames_bytes(message: Submit | Supply, media: Sequence[memoryview]) -> int:
+    """Return the bytes of a message's frames that a request keeps."""
+    embeds = message.prompt_embeds if isinstance(message, Submit) else None
+    return sum(map(len, media)) + (0 if embeds is None else embeds.nbytes)
 
 
 def _end_span(failure: Failed | None) -> None:

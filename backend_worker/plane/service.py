@@ -8,6 +8,7 @@ import asyncio
 import itertools
 import logging
 import math
+import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
@@ -21,7 +22,7 @@ from backend_worker.plane.load_report import LoadReports, OwnMetrics
 from backend_worker.plane.media_receiver import MediaReceiver
 from backend_worker.plane.operations import Operations
 from backend_worker.plane.outbox import FULL_PAUSE_S, Outbox
-from backend_worker.plane.request import ServingEngine, WorkerRequest, sendable
+from backend_worker.plane.request import ServingEngine, WorkerRequest, frames_bytes, sendable
 from backend_worker.plane.session import Absent, Session
 from common.aio.supervised import note_failure, stop_tasks, supervise
 from common.errors import (
@@ -102,6 +103,14 @@ MAX_SESSION_ASIDES = 2048
 MAX_FRAME_BYTES = 4 << 30
 """A frame holds at most one tensor of one media item. A sender of more is cut off."""
 
+MAX_FRAMES_BYTES = max(
+    MAX_FRAME_BYTES, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 8
+)
+"""Limit of the inline media and embeddings of all requests together."""
+
+RECEIVE_QUEUE = 100
+"""Messages of one frontend that wait here: ZeroMQ does not limit their bytes."""
+
 
 class WorkerService:
     """Serves the request plane until cancelled."""
@@ -140,6 +149,7 @@ class WorkerService:
         options = {
             zmq.ROUTER_MANDATORY: 1,  # tells a disconnected frontend from a slow one
             zmq.SNDHWM: SEND_QUEUE,
+            zmq.RCVHWM: RECEIVE_QUEUE,
             zmq.LINGER: 0,
             zmq.MAXMSGSIZE: MAX_FRAME_BYTES,
         }
@@ -266,13 +276,17 @@ class WorkerService:
                 if message.rank not in (None, *self._reports.loads.ranks):
                     self._fail(session, message.request_id, f"there is no rank {message.rank}")
                     return
-                if refusal := self._refusal():
+                if refusal := self._refusal() or self._too_large(frames_bytes(message, media)):
                     self._aside(self._refuse(session, message.request_id, refusal), session)
                     return
                 self._begin(session, message, media)
             case Supply():
                 request = session.requests.get(message.request_id)
-                if request is not None:
+                if request is None:
+                    return
+                if refusal := self._too_large(frames_bytes(message, media)):
+                    request.leave(refusal)
+                else:
                     request.supply(message, media)
             case Abort():
                 request = session.requests.get(message.request_id)
@@ -329,6 +343,15 @@ class WorkerService:
         if self.active_requests >= self._max_requests:
             return f"it has {self._max_requests} requests already"
         return self._operations.state.refusal
+
+    def _too_large(self, nbytes: int) -> str:
+        """Return why these bytes can't be kept beside those of the present requests; empty if they
+        can."""
+        if not nbytes:
+            return ""
+        sessions = (*self._sessions.values(), *self._ending)
+        held = sum(one.frames_bytes for each in sessions for one in each.requests.values())
+        return f"it holds {held} bytes of media already" if held + nbytes > MAX_FRAMES_BYTES else ""
 
     def _leave_to_others(self, reason: str) -> None:
         sessions = self._sessions.values()

@@ -86,6 +86,9 @@ Moment: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 MOST_SUBMIT_BYTES = 64 << 20
 """Of a message to a worker beside its tensors: a prompt of ten million tokens takes 50 MB."""
 
+MOST_MEDIA = 1 << 13
+"""Media of one request; frontends take 256 unless told otherwise."""
+
 MOST_NEW_BLOCKS = 256
 """Blocks of one prompt that are told ahead of KV events; a prefix is what the others need."""
 
@@ -93,6 +96,9 @@ MOST_NEW_MEDIA = 64  # reported media items of one prompt
 LONGEST_MM_HASH = 256  # characters of one of them: twice vLLM's longest hash
 MOST_RANKS = 4096  # ranks with steps in one :class:`Status`; more than any card names
 MOST_COMING = 64  # prompts reported in one :class:`Status`
+
+Shipments: TypeAlias = Annotated[list[bytes], msgspec.Meta(max_length=MOST_MEDIA)]
+"""Transfer metadata of media."""
 
 NewBlocks: TypeAlias = Annotated[
     list[Annotated[BlockHash, msgspec.Meta(min_length=1, max_length=64)]],
@@ -184,8 +190,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     request_id: RequestId
     prompt_token_ids: list[int] | None
     sampling_params: SamplingParams | None
-    media: list[MediaPart]
-    shipments: list[bytes]
+    media: Annotated[list[MediaPart], msgspec.Meta(max_length=MOST_MEDIA)]
+    shipments: Shipments
     prompt_text: str | None = None
     prompt_embeds: torch.Tensor | None = None
     prompt_is_token_ids: list[bool] | None = None
@@ -217,7 +223,7 @@ class Supply(msgspec.Struct, frozen=True, tag="supply"):
     """Media that a :class:`Nack` asked for."""
 
     request_id: RequestId
-    shipments: list[bytes]
+    shipments: Shipments
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

@@ -31,6 +31,7 @@ from common.errors import (
 from common.identity import Incarnation, MmHash, RequestId, WorkerId
 from common.request_plane import loop_socket
 from common.request_plane.protocol import (
+    MOST_MEDIA,
     MOST_OUTPUTS,
     PROTOCOL_VERSION,
     Abort,
@@ -47,6 +48,7 @@ from common.request_plane.protocol import (
     Ping,
     Status,
     Submit,
+    Supply,
     ToFrontend,
     ToWorker,
     Welcome,
@@ -744,6 +746,63 @@ async def test_a_message_of_too_many_bytes_beside_tensors_ends_its_session_only(
     await raw.say(msgspec.structs.replace(submit("r"), prompt_token_ids=[1 << 20] * 40_000))
     assert "bytes beside its tensors" in (await raw.hear(Goodbye)).reason
     assert not plane.engine.running
+
+
+FRAME = memoryview(bytes(1 << 10))
+
+
+def with_frames(message: ToWorker, count: int) -> list[bytes]:
+    codec: Codec[ToFrontend] = Codec(ToFrontend)
+    return [bytes(frame) for frame in codec.encode(message, [FRAME] * count)]
+
+
+@only_shm
+async def test_requests_of_more_frames_than_a_worker_can_hold_are_left_to_others(
+    monkeypatch: pytest.MonkeyPatch, plane: Plane, raw: Raw
+) -> None:
+    monkeypatch.setattr(service_module, "MAX_FRAMES_BYTES", 3 * len(FRAME))
+    plane.engine.script = never
+    await raw.say_frames(with_frames(submit("large"), 4))
+    failed = await raw.hear(Failed)
+    assert failed.request_id == "large" and failed.kind is FailureKind.BUSY
+    await raw.say_frames(with_frames(submit("first"), 2))
+    await until(lambda: plane.engine.running == 1)
+    embeds = torch.zeros(len(FRAME) // 2, dtype=torch.float32)
+    for message in (submit("second"), msgspec.structs.replace(submit("r"), prompt_embeds=embeds)):
+        await raw.say_frames(with_frames(message, 0 if message.request_id == "r" else 2))
+        failed = await raw.hear(Failed)
+        assert failed.kind is FailureKind.BUSY and "bytes of media already" in failed.message
+    await raw.say(submit("without"))
+    await until(lambda: plane.engine.running == 2)
+    await raw.say(Abort(RequestId("first")))
+    await raw.hear(Failed)
+    await raw.say_frames(with_frames(submit("second"), 2))
+    await until(lambda: plane.engine.running == 2)
+
+
+@only_shm
+async def test_supplies_of_more_frames_than_a_worker_can_hold_end_their_request(
+    monkeypatch: pytest.MonkeyPatch, plane: Plane, raw: Raw
+) -> None:
+    monkeypatch.setattr(service_module, "MAX_FRAMES_BYTES", 3 * len(FRAME))
+    await raw.say(msgspec.structs.replace(submit("r"), media=[media("cat", 7).part]))
+    await raw.hear(Nack)
+    await raw.say_frames(with_frames(Supply(RequestId("r"), []), 4))
+    failed = await raw.hear(Failed)
+    assert failed.request_id == "r" and failed.kind is FailureKind.BUSY
+
+
+@only_shm
+async def test_a_request_of_more_media_than_any_has_fails(plane: Plane, raw: Raw) -> None:
+    many: list[bytes] = [b""] * (MOST_MEDIA + 1)
+    for message in (
+        msgspec.structs.replace(submit("r"), shipments=many),
+        msgspec.structs.replace(submit("r"), media=[media("cat", 7).part] * len(many)),
+    ):
+        await raw.say(message)
+        failed = await raw.hear(Failed)
+        assert failed.kind is FailureKind.PROTOCOL and str(MOST_MEDIA) in failed.message
+    assert not plane.engine.seen
 
 
 @only_shm

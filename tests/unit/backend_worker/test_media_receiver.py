@@ -1,5 +1,6 @@
 """What a request has in hand, and how it lets go of that."""
 
+import asyncio
 import threading
 
 import pytest
@@ -54,6 +55,23 @@ async def test_metadata_that_names_no_item_is_an_error_with_a_kind() -> None:
     with pytest.raises(CorruptSegmentError):
         await media_receiver.receive([b"garbage"], (), ReceivedMedia())
     await media_receiver.close()
+
+
+async def test_many_descriptions_leave_turns_to_other_tasks() -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    described = [encode_metadata(InlineSender().send(image_hash(1), image(1)).metadata)] * 1000
+    with pytest.raises(CorruptSegmentError):
+        await MediaReceiver([]).receive([*described, b"garbage"], (), ReceivedMedia())
+    assert turns > 50
+    counting.cancel()
 
 
 async def test_a_transport_that_a_worker_lacks_brings_nothing() -> None:
