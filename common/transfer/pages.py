@@ -12,15 +12,22 @@ logger = logging.getLogger(__name__)
 
 LARGE: Final = 8 << 20  # bytes of a piece that is mapped by itself. Pillow's have 16 MiB
 
+KEPT: Final = 2 * LARGE
+"""Bytes at the end of a thread's heap that stay: the tensors and pixels of the next picture."""
+
+_M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 
 
 def give_back_large_memory() -> None:
     """Keep glibc from raising its mmap threshold to 32 MiB when large blocks are freed. Above it,
-    pictures are in threads' heaps, where a small block behind them keeps them."""
+    pictures are in threads' heaps, where a small block behind them keeps them. A fixed threshold
+    also fixes that of trimming, at 128 KiB: each picture would get new pages.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc only
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, LARGE)
+        mallopt(_M_TRIM_THRESHOLD, KEPT)
 
 
 # asm-generic/mman-common.h

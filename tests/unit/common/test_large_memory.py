@@ -34,3 +34,25 @@ print(next(int(line.split()[1]) // 1024 for line in lines if line.startswith("Rs
 def test_large_pieces_are_given_back() -> None:
     ran = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
     assert int(ran.stdout) < 100
+
+
+KEPT = """
+import ctypes
+from common.transfer.pages import LARGE, give_back_large_memory
+
+give_back_large_memory()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+libc.sbrk.restype, libc.sbrk.argtypes = ctypes.c_void_p, [ctypes.c_ssize_t]
+
+piece = libc.malloc(LARGE - 4096)
+end = libc.sbrk(0)
+libc.free(piece)
+print(end - libc.sbrk(0))
+"""
+
+
+def test_the_next_picture_finds_the_pages_of_the_last() -> None:
+    ran = subprocess.run([sys.executable, "-c", KEPT], capture_output=True, text=True, check=True)
+    assert int(ran.stdout) == 0, "bytes went back to the system"
