@@ -7,6 +7,7 @@ writes: 8 KB of tool calls took a stream 40 s of the loop.
 import asyncio
 import contextvars
 import pickle
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine
 from typing import Any, Final, TypeVar
@@ -30,10 +31,14 @@ LONG_S: Final = 0.1
 """CPU seconds of one output's parsing that a stream may take a few times only: the time grows with
 each token, without end. Usual texts take it beyond 200 KB of one tool call."""
 
-LONG_TEXT: Final = 16 << 10
+LONG_TEXT: Final = 4 << 10
 """Characters from which a whole answer is parsed in a process of its own. Regular expressions of
 parsers take minutes for 64 KB of unclosed tool calls, and seconds for 16 KB. Threads can't be
 ended: two such answers stopped the parsing of all others."""
+
+LONG_SPACE: Final = re.compile(r"\s{64}")
+"""White space that makes an answer as long: of ``\\s*(.*?)\\s*``, which parsers search for, the
+time grows with its cube. 2,000 spaces took 3.4 s in which no other thread ran, 4,000 took 28 s."""
 
 BOUNDS: Final = Bounds(cpu_s=2, memory_bytes=256 << 20, alarm_s=20)
 """For one text. 200 KB of honest tool calls take 0.3 s."""
@@ -73,14 +78,17 @@ class _Timed(Parser):
                 spent.seconds += took
 
     def parse(self, model_output: str, *args: Any, **options: Any) -> Any:
-        """Raise VLLMError if it takes too long.
+        """Raise VLLMError if it takes too long, or is nested too deeply.
 
         Long texts are parsed in a fork, which costs up to 0.1 s; a standing process would need a
         tokenizer and all of vLLM. The fork's changes of the parser are lost: nothing reads them.
         """
         make = super().parse
-        if len(model_output) <= LONG_TEXT:
-            return make(model_output, *args, **options)
+        if len(model_output) <= LONG_TEXT and not LONG_SPACE.search(model_output):
+            try:
+                return make(model_output, *args, **options)
+            except RecursionError as error:
+                raise _too_long() from error
         said = forked(None, lambda _: pickle.dumps(make(model_output, *args, **options)), BOUNDS)
         if not said:
             raise _too_long()

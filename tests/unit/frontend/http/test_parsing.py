@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import re
 import threading
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
@@ -164,6 +165,27 @@ async def test_a_long_answer_is_parsed_in_a_process_that_ends(
     for text in ("endless", "wrong"):
         with pytest.raises(VLLMValidationError, match="takes too long to be parsed"):
             parser.parse(text * LONG_TEXT)
+
+
+class Searches(Parser):
+    """A parser that searches a whole answer as that of dots does, or goes down into it."""
+
+    def __init__(self) -> None:
+        pass
+
+    def parse(self, model_output: str, *args: Any, **options: Any) -> Any:
+        if model_output.startswith("["):
+            return self.parse(model_output, *args, **options)
+        return re.findall(r"<call>\s*(.*?)\s*</call>", model_output, re.DOTALL)
+
+
+@pytest.mark.parametrize("text", ["<call>" + " " * 4000, "<call>" + "\n\t " * 1500, "[[["])
+def test_what_parsers_search_for_ever_ends(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parsing, "BOUNDS", Bounds(cpu_s=1, memory_bytes=1 << 30, alarm_s=20))
+    parser: Any = timed(Searches)()
+    assert parser.parse("<call>" + " " * 60 + "x</call>") == ["x"]
+    with pytest.raises(VLLMValidationError, match="takes too long to be parsed"):
+        parser.parse(text)
 
 
 async def test_a_coroutine_that_would_wait_is_told() -> None:
