@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -26,6 +27,7 @@ from tests.pictures import data_uri, picture, picture_server
 ROOT: Final = Path(__file__).parents[2]
 HERE: Final = Path(__file__).parent
 INSTALLED: Final = ROOT / ".clients"
+MODEL: Final = INSTALLED / "model"
 RUN_S: Final = 600
 OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "OPENAI_API_KEY": "none", "PYTHONPATH": str(ROOT)}
 """What programs ask besides is not what is looked at."""
@@ -38,10 +40,13 @@ class Program:
     Attributes:
         packages: what it needs, by names of its registry.
         script: in this folder.
+        without: dependencies of several GB, which are not installed. If the program imports one
+            all the same it gets that of this interpreter.
     """
 
     packages: tuple[str, ...]
     script: str
+    without: tuple[str, ...] = ()
 
     @property
     def is_node(self) -> bool:
@@ -57,10 +62,16 @@ class Program:
         if not (place / "bin").exists():
             call(sys.executable, "-m", "uv", "venv", "--quiet", str(place))
         python = str(place / "bin" / "python")
+        overrides = place / "overrides.txt"
+        never = "python_version < '3'"
+        overrides.write_text("".join(f"{each}; {never}\n" for each in self.without))
         call(
             sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python,
-            *self.packages,
+            f"--override={overrides}", *self.packages,
         )  # fmt: skip
+        if self.without:
+            (packages,) = place.glob("lib/python*/site-packages")
+            (packages / "last.pth").write_text(sysconfig.get_path("purelib"))
 
     def drive(self, place: Path, at: Endpoint) -> "Report":
         module = f"tests.real_clients.{self.script.removesuffix('.py')}"
@@ -69,7 +80,7 @@ class Program:
             ["node", self.script] if self.is_node else python,
             input=json.dumps({"ours": asdict(at)}),
             cwd=place if self.is_node else ROOT,
-            env=os.environ | OFFLINE,
+            env=os.environ | OFFLINE | {"DEMO_MODEL": str(MODEL)},
             capture_output=True,
             text=True,
             timeout=RUN_S,
@@ -94,6 +105,11 @@ PROGRAMS: Final = {
     "instructor": Program(("instructor",), "with_instructor.py"),
     "llama-index": Program(("llama-index-llms-openai-like",), "with_llama_index.py"),
     "openai-agents": Program(("openai-agents",), "with_openai_agents.py"),
+    "docling": Program(
+        ("docling-slim[convert-core,format-markdown]",), "with_docling.py", ("torch",)
+    ),
+    "aiperf": Program(("aiperf",), "with_aiperf.py"),
+    "guidellm": Program(("guidellm[vision]",), "with_guidellm.py", ("torch",)),
 }
 
 
@@ -106,8 +122,7 @@ def fleet() -> Iterator[str]:
     """Start a worker with a real engine, and a frontend; give its address."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        model = make_demo_model(place / "model")
-        worker = start_worker("one", model, place / "cards", place)
+        worker = start_worker("one", MODEL, place / "cards", place)
         flags = ("--tool-strict-level=parameter",)
         frontend = start_frontend("frontend", place / "cards", place, *flags)
         try:
@@ -134,6 +149,7 @@ def main() -> int:
     for name, program in chosen.items():
         print(f"installing {name}", flush=True)
         program.install(INSTALLED / name)
+    make_demo_model(MODEL)
     serving = nullcontext(args.url) if args.url else fleet()
     with picture_server() as pictures, serving as url:
         at = Endpoint(url, "demo", data_uri(picture("one")), pictures)
