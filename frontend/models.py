@@ -108,7 +108,7 @@ class Model:
         app = await build_vllm_app(client, serve, tasks, shared.server)
         limit_pooling(app, shared.pooling)
         watch_speech(app, shared.loader.policy.decode_timeout_s)
-        tokenize_scores_aside(app, preprocessor.tokenizing)
+        tokenize_scores_aside(app, preprocessor.tokenizing, shared.pooling.check_tokens)
         write_tokens_aside(app)
         describe_aside(app)
         share_adapters(app, fleet.adapters)

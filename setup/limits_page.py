@@ -21,6 +21,7 @@ from frontend.gate.judge import (
     VALUE_WEIGHT,
 )
 from frontend.http.operator.vllm_routes import ADAPTERS, PROFILER, REFUSED, SERVED
+from frontend.http.settings import TOKENS_AN_INPUT
 from frontend.request.answer_limits import MAX_LOGPROBS, MAX_OF_ONE
 
 _TEXT: Final = """\
@@ -58,8 +59,10 @@ limits gets 400 with the name of the field. The flag `--max-body-mb` bounds its 
 | values, and commas in texts | {commas} |
 | choices: `n` times prompts, conversations, or items to score | `--max-choices` |
 | `label_token_ids` times `items` | {labels} |
-| characters of the kinds words to tools, times prompts or conversations if there are several; \
-a value counts as {value_weight} | {shared} |
+| tokens of all inputs to pool or score, where a query counts with each document or item | \
+{tokens} for each of `--max-pooling-inputs`, and at least 1,048,576 |
+| characters of the kinds words to tools, times prompts, conversations or documents if there are \
+several; a value counts as {value_weight} | {shared} |
 | the same times choices | {copied} |
 | log probabilities: candidates of all tokens of several prompts or choices; of one answer that is \
 no stream | {logprobs}; {alone} |
@@ -109,6 +112,7 @@ def page() -> str:
         brackets=f"{MAX_BRACKETS:,}",
         commas=f"{MAX_COMMAS:,}",
         labels=f"{MAX_LABELS:,}",
+        tokens=TOKENS_AN_INPUT,
         shared=f"{MAX_SHARED:,}",
         copied=f"{MAX_COPIED:,}",
         value_weight=VALUE_WEIGHT,

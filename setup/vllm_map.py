@@ -154,6 +154,8 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.pooling.base.serving",
             "vllm.entrypoints.pooling.classify.protocol",
             "vllm.entrypoints.pooling.classify.serving",
+            "vllm.entrypoints.pooling.scoring.io_processor",
+            "vllm.entrypoints.pooling.scoring.typing",
         ),
     },
     "`EngineClient`": {

@@ -70,6 +70,9 @@ token counts as eight: 8 million took the event loop 0.84 seconds."""
 VALUE_WEIGHT: Final = 16
 """Weight of a value, in characters: one of a JSON schema takes as long as so many."""
 
+_QUERIES: Final = frozenset({"data_1", "queries", "query", "text_1"})
+"""Fields of which a request to score documents has one."""
+
 _NUMBERS: Final = frozenset({int, float, bool, type(None)})
 """Types of list entries that need no individual check: tokens come by the million."""
 
@@ -173,9 +176,10 @@ def _judge_cost(body: Body, max_choices: int, shared: int) -> None:
             f"more than {MAX_COPIED} characters when each of them is counted with it, and a value "
             f"as {VALUE_WEIGHT}: ask for fewer with `n`"
         )
-    if prompts > 1 and shared * prompts > MAX_SHARED:
+    sharing = max(prompts, _pairs(body))
+    if sharing > 1 and shared * sharing > MAX_SHARED:
         raise RequestRejectedError(
-            f"what the {prompts} prompts or conversations share (stop words, tokens, options, "
+            f"what the {sharing} prompts, conversations or documents share (stop words, options, "
             f"tools or structures) has more than {MAX_SHARED} characters when each of them is "
             f"counted with it, and a value as {VALUE_WEIGHT}: send several requests"
         )
@@ -222,6 +226,15 @@ def _prompts(body: Body) -> int:
         _length_of(body.get("items"), (str, list)) if "label_token_ids" in body else 1,
     )
     return max(several)
+
+
+def _pairs(body: Body) -> int:
+    """Count the documents to score with a query."""
+    if not _QUERIES & body.keys():
+        return 1
+    return max(
+        _length_of(body.get(name), (str, dict)) for name in ("documents", "text_2", "data_2")
+    )
 
 
 def _length_of(value: object, kinds: tuple[type, ...]) -> int:

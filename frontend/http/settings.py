@@ -1,13 +1,16 @@
 """Flags of the HTTP server: keys, and limits of size, number and time."""
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Final, Self
 
 from pydantic import Field
 
 from common.cli.flag_settings import FlagSettings
 
 Positive = Annotated[float, Field(gt=0.0, le=1e9, allow_inf_nan=False)]
+
+TOKENS_AN_INPUT: Final = 512
+"""Tokens of one pooling request, for each input that it may have. OpenAI takes 300,000 in all."""
 
 
 class HttpSettings(FlagSettings):
@@ -48,8 +51,8 @@ class HttpSettings(FlagSettings):
     max_pooling_inputs: int = Field(
         2048,
         ge=1,
-        description="inputs of one request for embeddings, scores or what else is pooled; more are "
-        "answered 400",
+        description="inputs of one request for embeddings, scores or what else is pooled; more, or "
+        f"more than {TOKENS_AN_INPUT} tokens for each of as many, are answered 400",
     )
     pooling_memory_mb: Positive = Field(
         512.0,
@@ -84,6 +87,11 @@ class HttpSettings(FlagSettings):
     def body_memory_bytes(self) -> int:
         """At least one body of the largest size."""
         return max(self.max_body_bytes, int(self.body_memory_mb * 2**20))
+
+    @property
+    def max_pooling_tokens(self) -> int:
+        """Of all inputs of one request. A lower limit on inputs leaves it as it is."""
+        return TOKENS_AN_INPUT * max(2048, self.max_pooling_inputs)
 
     @property
     def pooling_memory_bytes(self) -> int:

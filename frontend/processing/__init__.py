@@ -3,15 +3,17 @@
 from frontend.processing.errors import missing_package
 from frontend.processing.preprocessor import MediaItem, Preprocessor, ProcessedPrompt
 from frontend.processing.settings import ArenaSettings, PreprocessSettings
-from frontend.processing.tokenizing import PairCut, Tokenizing
+from frontend.processing.tokenizing import LONG, TextCut, Tokenizing, texts_in
 
 __all__ = [
+    "LONG",
     "ArenaSettings",
     "MediaItem",
-    "PairCut",
     "PreprocessSettings",
     "Preprocessor",
     "ProcessedPrompt",
+    "TextCut",
     "Tokenizing",
     "missing_package",
+    "texts_in",
 ]

@@ -108,30 +108,40 @@ class Tokenizing:
             raise as_vllm_error(error) from error
 
 
-class PairCut:
-    """Cuts the texts of pairs (a query, a document) of one request to the tokens it can use.
+class TextCut:
+    """Cuts the texts to score of one request to the tokens it can use.
 
     A tokenizer that truncates a pair keeps each combination of what it cut off: 175 KB of text for
     a context of 512 tokens took 6 GB, and twice as much text takes four times that.
+
+    Attributes:
+        tokens: sum of the tokens of all texts that were long enough to be counted.
     """
 
-    def __init__(self, tokenizer: Any, params: TokenizeParams) -> None:
+    def __init__(self, tokenizer: Any, params: TokenizeParams, most: int) -> None:
+        """``most`` is the limit where ``params`` has none."""
+        self.tokens = 0
         self._tokenizer = tokenizer
-        wanted = _wanted(params) if getattr(tokenizer, "is_fast", False) else None
-        self._most = None if wanted is None else wanted + MARGIN_TOKENS
+        self._is_fast = getattr(tokenizer, "is_fast", False)  # it knows where tokens end
+        wanted = _wanted(params)
+        self._most = (most if wanted is None else min(wanted, most)) + MARGIN_TOKENS
         self._keeps_end = _keeps_end(params, tokenizer)
-        self._known: dict[Any, tuple[str, int]] = {}  # one query has many documents
 
     def __call__(self, data: Any, limit: int = 0) -> Any:
-        """Return a text, or content parts, without what is too much.
+        """Return a text, or content parts, without what is too much. Raises VLLMError.
 
         Args:
             limit: tokens at the start of it that its request asks for; 0 for all.
         """
-        if self._most is None:
-            return data
         most, end = self._most, self._keeps_end
         if limit > 0:
+            if not self._is_fast:
+                raise as_vllm_error(
+                    RequestRejectedError(
+                        "this model's tokenizer can't cut texts by `max_tokens_per_query` and "
+                        "`max_tokens_per_doc`: use `truncate_prompt_tokens`"
+                    )
+                )
             most, end = limit + MARGIN_TOKENS if end else min(most, limit + MARGIN_TOKENS), False
         if isinstance(data, str):
             return self._cut(data, most, end)[0]
@@ -149,20 +159,22 @@ class PairCut:
         """Return what is left of a text, and its tokens."""
         if len(text) * 4 <= most:  # a token is a byte at least
             return text, len(text)
-        if (known := self._known.get((text, most, end))) is not None:
-            return known
-        size = most * CHARACTERS_A_TOKEN
+        options = {"add_special_tokens": False, "return_offsets_mapping": True}
+        if not self._is_fast:
+            del options["return_offsets_mapping"]
+        size = most * 2  # a text may have a token for each character
         while True:
             part = text[-size:] if end else text[:size]
-            options = {"add_special_tokens": False, "return_offsets_mapping": True}
-            spans = self._tokenizer(part, **options)["offset_mapping"]
-            if len(spans) >= most or len(part) == len(text):
+            found = self._tokenizer(part, **options)
+            count = len(found["input_ids"])
+            if count >= most or len(part) == len(text):
                 break
-            size *= 4
-        if len(spans) > most:
+            size *= 2
+        if self._is_fast and count > most:
+            spans = found["offset_mapping"]
             part = part[spans[-most][0] :] if end else part[: spans[most - 1][1]]
-        self._known[text, most, end] = part, min(most, len(spans))
-        return self._known[text, most, end]
+        self.tokens += min(most, count)
+        return part, min(most, count)
 
 
 def texts_in(value: object) -> Iterator[str]:

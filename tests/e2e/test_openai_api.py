@@ -350,3 +350,7 @@ def test_items_are_scored_as_by_vllm(router: Endpoint, plain: Endpoint) -> None:
     reply = router.http.post("/generative_scoring", json=body | {"query": "x" * 300_000})
     assert reply.status_code == 400
     assert "send parts of it" in reply.text
+    for query in ([5] * 2000, "a " * 2000):
+        many = {"query": query, "items": [" one"] * 1000}
+        reply = router.http.post("/generative_scoring", json=body | many)
+        assert (reply.status_code, "send several requests" in reply.text) == (400, True)

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from copy import copy
 from functools import partial
 from itertools import chain
+from operator import mul
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -20,6 +21,12 @@ from fastapi import FastAPI, Request, Response
 from vllm.entrypoints.pooling.base.serving import PoolingBaseServing
 from vllm.entrypoints.pooling.classify.protocol import ClassificationData
 from vllm.entrypoints.pooling.classify.serving import ServingClassification
+from vllm.entrypoints.pooling.scoring.io_processor import (
+    JinaRankingIOProcessor,
+    LateInteractionIOProcessor,
+    ScoringIOProcessor,
+)
+from vllm.entrypoints.pooling.scoring.typing import ScoringData
 
 from common.errors import OverloadedError, RequestRejectedError
 from frontend.asgi import as_vllm_error
@@ -31,8 +38,8 @@ from frontend.http.streaming.whole_answers import (
     entries,
     written,
 )
-from frontend.processing import PairCut
-from frontend.request_context import current_context
+from frontend.processing import LONG, TextCut, texts_in
+from frontend.request_context import Tenant, current_context
 
 Vllms: TypeAlias = Any
 """An object of vLLM's: a request, its context, or a processor."""
@@ -71,6 +78,13 @@ _ONE_IN_A_LIST: Final = ("input", "messages")
 MAX_INPUTS: Final = 16_384
 """Inputs of all requests, which wait in memory: eight of the largest requests by default."""
 
+LARGEST_REQUESTS: Final = 8
+"""Requests of the most tokens that are worked on at once."""
+
+MAX_SIMILARITIES: Final = 1 << 27
+"""Tokens of queries times tokens of their documents, where this process multiplies their vectors
+(late interaction): a second of some cores. A matrix of them is 512 MiB."""
+
 
 class PoolingLimits:
     """Limits that all pooling requests of a frontend share."""
@@ -80,9 +94,14 @@ class PoolingLimits:
         self._most = settings.max_pooling_inputs
         self._calls = CallLimit(settings.max_inflight, settings.max_inflight)
         share = settings.key_share if several_keys else 1.0
+        self._most_tokens = settings.max_pooling_tokens
         inputs = max(self._most, MAX_INPUTS)
         self._inputs = TenantQuota(
             "inputs to be pooled", inputs, max(self._most, int(inputs * share))
+        )
+        tokens = LARGEST_REQUESTS * self._most_tokens
+        self._tokens = TenantQuota(
+            "tokens to be pooled", tokens, max(self._most_tokens, int(tokens * share))
         )
         memory = settings.pooling_memory_bytes
         self._memory = TenantQuota("bytes of pooled answers", memory, int(memory * share))
@@ -97,6 +116,8 @@ class PoolingLimits:
             )
         request = current_context()
         tenant = request.tenant
+        tokens = PooledTokens(self._most_tokens, self._tokens, tenant)
+        request.put(tokens)
         kept = 0
 
         def keep(nbytes: int) -> None:
@@ -110,7 +131,40 @@ class PoolingLimits:
                 yield
         finally:
             self._inputs.give_back(tenant, inputs)
+            self._tokens.give_back(tenant, tokens.taken)
             self._memory.give_back(tenant, kept)
+
+    def check_tokens(self, tokens: int) -> None:
+        """Raise RequestRejectedError for more than one request may have workers compute."""
+        check_tokens(tokens, self._most_tokens)
+
+
+def check_tokens(tokens: int, most: int) -> None:
+    """Raise RequestRejectedError for more tokens than one request may have."""
+    if tokens > most:
+        raise RequestRejectedError(
+            f"the inputs of the request have more than {most} tokens together, where a query "
+            "counts with each of its documents or items: send several requests, or shorter texts"
+        )
+
+
+class PooledTokens:
+    """Count the tokens that one request has workers compute.
+
+    A query is computed with each of its documents: 18 KB took an engine 40 s.
+    """
+
+    def __init__(self, most: int, quota: TenantQuota, tenant: Tenant) -> None:
+        self.most = most
+        self.taken = 0
+        self._quota = quota
+        self._tenant = tenant
+
+    def add(self, tokens: int) -> None:
+        """Take tokens. Raises RequestRejectedError or OverloadedError, and takes none then."""
+        check_tokens(self.taken + tokens, self.most)
+        self._quota.take(self._tenant, tokens)
+        self.taken += tokens
 
 
 class _LimitedServing(PoolingBaseServing):
@@ -136,11 +190,27 @@ class _LimitedServing(PoolingBaseServing):
         """Render without blocking a thread that other requests need."""
         loop = asyncio.get_running_loop()
         executor: Executor = io_processor._executor  # of its tokenizer, which is for one thread
+        tokens = current_context().find(PooledTokens)
+        assert tokens is not None, "the request was admitted"
+        if isinstance(io_processor, ScoringIOProcessor):
+            io_processor = await _with_cut_texts(io_processor, ctx.request, executor, tokens.most)
         asked = await loop.run_in_executor(executor, io_processor.get_request_factory_online, ctx)
         if not asked:
             raise ValueError("You must pass at least one prompt")
-        await loop.run_in_executor(executor, _cut_pairs, io_processor.renderer, asked)
-        ctx.engine_inputs = await _together(_render(io_processor, executor, each) for each in asked)
+        turn = asyncio.Lock()  # of its pairs, between which the executor has time for others
+
+        async def render(each: Rendered, times: int) -> Rendered:
+            made = await _render(io_processor, executor, each, turn)
+            tokens.add(self._extract_prompt_len(made["prompts"]) * times)
+            return made
+
+        times = [1] * len(asked)
+        if ctx.n_queries == 1:
+            times[0] = max(1, len(asked) - 1)
+        ctx.engine_inputs = await _together(map(render, asked, times))
+        if _multiplies_here(io_processor):
+            lengths = [self._extract_prompt_len(each["prompts"]) for each in ctx.engine_inputs]
+            _check_similarities(lengths, ctx.n_queries)
 
     def _build_response(self, ctx: Vllms) -> Response:
         parts = current_context().find(DeferredParts)
@@ -257,16 +327,59 @@ async def _together(works: Iterable[Awaitable[Rendered]]) -> list[Rendered]:
             task.cancel()
 
 
-def _cut_pairs(renderer: Vllms, asked: Iterable[Rendered]) -> None:
-    cut: PairCut | None = None
-    for each in asked:
-        if "data_1" in each:
-            cut = cut or PairCut(renderer.get_tokenizer(), each["tok_params"])
-            each["data_1"] = cut(each["data_1"], each["max_tokens_per_query"])
-            each["data_2"] = cut(each["data_2"], each["max_tokens_per_doc"])
+async def _with_cut_texts(processor: Vllms, asked: Vllms, executor: Executor, most: int) -> Vllms:
+    """Return a processor of scores that has the texts of one request, cut to what it can use."""
+    loop = asyncio.get_running_loop()
+    params = asked.build_tok_params(processor.model_config)
+    cut = TextCut(processor.renderer.get_tokenizer(), params, most)
+    found = processor.valid_inputs_online(asked)
+    limits = (getattr(asked, f"max_tokens_per_{name}", 0) for name in ("query", "doc"))
+    kept: list[list[Vllms]] = []
+    for texts, limit in zip((found.data_1, found.data_2), limits, strict=True):
+        kept.append([])
+        for some in _slices(texts):  # others need the thread too
+            work = partial(_cut_each, cut, some, limit)
+            kept[-1] += await loop.run_in_executor(executor, work)
+            check_tokens(cut.tokens, most)
+    of_request = copy(processor)
+    of_request.valid_inputs_online = lambda _: ScoringData(*kept)
+    return of_request
 
 
-async def _render(processor: Vllms, executor: Executor, asked: Rendered) -> Rendered:
+def _cut_each(cut: TextCut, texts: Sequence[Vllms], limit: int) -> list[Vllms]:
+    return [cut(text, limit) for text in texts]
+
+
+def _slices(texts: Sequence[Vllms]) -> Iterator[Sequence[Vllms]]:
+    """Yield texts, or lists of content parts, in runs that take a thread for some 50 ms."""
+    start = size = 0
+    for index, text in enumerate(texts, 1):
+        size += sum(map(len, texts_in(text)))
+        if size >= LONG or index == len(texts):
+            yield texts[start:index]
+            start, size = index, 0
+
+
+def _multiplies_here(processor: Vllms) -> bool:
+    """Return whether scores come from a vector of each token, of a query and of a document."""
+    late = isinstance(processor, LateInteractionIOProcessor)
+    return late and not isinstance(processor, JinaRankingIOProcessor)
+
+
+def _check_similarities(lengths: Sequence[int], count: int) -> None:
+    queries, documents = lengths[:count], lengths[count:]
+    if count == 1:
+        queries = [*queries] * len(documents)
+    if sum(map(mul, queries, documents)) > MAX_SIMILARITIES:
+        raise RequestRejectedError(
+            "the tokens of queries times those of their documents are more than "
+            f"{MAX_SIMILARITIES}: send fewer or shorter ones"
+        )
+
+
+async def _render(
+    processor: Vllms, executor: Executor, asked: Rendered, turn: asyncio.Lock
+) -> Rendered:
     """Do the processor's ``render`` in the way that other requests are rendered."""
     renderer = processor.renderer
     options = {
@@ -283,7 +396,8 @@ async def _render(processor: Vllms, executor: Executor, asked: Rendered) -> Rend
     else:  # a query and a document
         loop = asyncio.get_running_loop()
         half = _HalfRendering(processor)
-        rendered: Rendered = await loop.run_in_executor(executor, half.render, asked)
+        async with turn:
+            rendered: Rendered = await loop.run_in_executor(executor, half.render, asked)
         prompt = await renderer.process_for_engine_async(*rendered["prompts"])
         return {**rendered, "prompts": prompt}
     return {

@@ -16,7 +16,8 @@ from vllm.exceptions import VLLMValidationError
 from vllm.utils.async_utils import make_async
 
 from common.aio.watched_threads import WatchedThreads
-from frontend.asgi import App, Receive, Scope, Send
+from common.errors import RequestRejectedError
+from frontend.asgi import App, Receive, Scope, Send, as_vllm_error
 from frontend.http.streaming.whole_answers import DeferredParts, entries
 from frontend.processing import Tokenizing
 from frontend.request_context import current_context
@@ -60,17 +61,30 @@ async def _refuse_detection(audio: Vllms, request_id: str) -> str:
     )
 
 
-def tokenize_scores_aside(app: FastAPI, tokenizing: Tokenizing) -> None:
-    """Tokenize for generative scoring in a thread, not on the event loop."""
+def tokenize_scores_aside(
+    app: FastAPI, tokenizing: Tokenizing, check_tokens: Callable[[int], None]
+) -> None:
+    """Tokenize for generative scoring in a thread, not on the event loop. ``check_tokens`` raises
+    RequestRejectedError for more tokens than one request may have workers compute.
+    """
     serving = getattr(app.state, "serving_generative_scoring", None)
     if serving is None:
         return
     build = serving._build_prompts
 
     async def build_aside(asked: Vllms, tokenizer: Vllms, max_model_len: int) -> Vllms:
-        texts = (asked.query, *asked.items)
-        tokenizing.check_length(*(text for text in texts if isinstance(text, str)))
-        return await tokenizing.aside(lambda: asyncio.run(build(asked, tokenizer, max_model_len)))
+        query, items = asked.query, asked.items
+        tokenizing.check_length(*(text for text in (query, *items) if isinstance(text, str)))
+        try:
+            if not isinstance(query, str):  # or lists of a million tokens would be joined
+                check_tokens(len(query) * len(items))
+            made = await tokenizing.aside(
+                lambda: asyncio.run(build(asked, tokenizer, max_model_len))
+            )
+            check_tokens(sum(made[1]))
+        except RequestRejectedError as error:
+            raise as_vllm_error(error) from error
+        return made
 
     serving._build_prompts = build_aside
 

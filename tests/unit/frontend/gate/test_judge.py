@@ -172,7 +172,10 @@ def test_what_clients_send_passes(body: Any) -> None:
         ),
         ({"label_token_ids": [1] * 8000, "items": ["x"] * 16}, "`label_token_ids` times `items`"),
         *[
-            ({"prompt": ["a"] * 16, **shared}, "what the 16 prompts or conversations share")
+            (
+                {"prompt": ["a"] * 16, **shared},
+                "what the 16 prompts, conversations or documents share",
+            )
             for shared in (
                 {"stop_token_ids": [1] * 20_000},
                 {"logit_bias": {str(number): 1 for number in range(20_000)}},
@@ -182,7 +185,11 @@ def test_what_clients_send_passes(body: Any) -> None:
         ],
         (
             {"messages": [[{"role": "user"}]] * 16, "tools": [{"type": "x" * 1000}] * 300},
-            "what the 16 prompts or conversations share",
+            "what the 16 prompts, conversations or documents share",
+        ),
+        (
+            {"query": "a", "documents": ["b"] * 16, "chat_template_kwargs": {"c": "d" * 300_000}},
+            "what the 16 prompts, conversations or documents share",
         ),
     ],
 )

@@ -45,7 +45,7 @@ from frontend.processing.settings import PreprocessSettings
 from frontend.request import state
 from frontend.request.engine_client import RoutedEngineClient
 from frontend.request.settings import FaultSettings
-from frontend.request_context import current_context
+from frontend.request_context import begin, current_context
 from tests.by_version import since_033
 from tests.fakes.engine import output, pooled
 from tests.fakes.request_lab import Lab, Script
@@ -338,6 +338,8 @@ async def test_a_worker_that_says_too_much(
 
 
 async def test_a_client_that_leaves_ends_all_of_its_inputs(pooling: Pooling) -> None:
+    begin()
+
     async def hanging(submit: Submit, items: Items) -> AsyncGenerator[PoolingRequestOutput]:
         await asyncio.Event().wait()
         yield pooled(0.0)
@@ -471,6 +473,96 @@ async def test_all_requests_have_no_more_inputs_than_allowed(
         going.set()
         assert (await first).status_code == 200
         assert (await pooling.embed("c")).status_code == 200
+
+
+SCORES = {
+    "/score": ("queries", "documents"),
+    "/v1/score": ("text_1", "text_2"),
+    "/rerank": ("query", "documents"),
+    "/v1/rerank": ("query", "documents"),
+    "/v2/rerank": ("query", "documents"),
+}
+FEW_TOKENS = 2048
+"""Tokens of a request, with one token for each of its possible inputs."""
+
+
+@pytest.mark.parametrize("path", SCORES)
+async def test_a_query_counts_with_each_of_its_documents(
+    pooling: Pooling, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr("frontend.http.settings.TOKENS_AN_INPUT", 1)
+    query, documents = SCORES[path]
+    await pooling.serve(HttpSettings())
+    few = {query: " a" * 100, documents: ["beta"] * 10}
+    many = few | {documents: ["beta"] * (FEW_TOKENS // 50)}
+    answer = await pooling.post(path, **many)
+    assert (answer.status_code, "send several requests" in answer.text) == (400, True)
+    assert pooling.asked == []
+    assert (await pooling.post(path, **few)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": [" a" * 1000] * 3}),
+        ("/v1/embeddings", {"input": ["x"] * 3, "padding": "max_length"}),
+        ("/score", {"queries": "x", "documents": [" a" * 1000] * 3}),
+        ("/score", {"queries": "x", "documents": [" a" * 100_000] * 1000}),
+    ],
+    ids=["texts", "padded", "documents", "long documents"],
+)
+async def test_a_request_has_no_more_tokens_than_allowed(
+    pooling: Pooling, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("frontend.http.settings.TOKENS_AN_INPUT", 1)
+    await pooling.serve(HttpSettings())
+    answer = await pooling.post(path, **body)
+    assert (answer.status_code, "send several requests" in answer.text) == (400, True)
+    assert pooling.asked == []
+
+
+async def test_a_thousand_documents_of_500_tokens_are_scored(card: WorkerCard) -> None:
+    async with pooling_frontend(card, HttpSettings(max_inflight=8)) as pooling:
+        answer = await pooling.post("/rerank", query=" a" * 20, documents=[" a" * 500] * 1000)
+        assert answer.status_code == 200, answer.text
+        assert sum(len(submit.prompt_token_ids or ()) for _, submit, _ in pooling.asked) > 500_000
+
+
+async def test_all_requests_have_no_more_tokens_than_allowed(
+    card: WorkerCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frontend.http.settings.TOKENS_AN_INPUT", 1)
+    monkeypatch.setattr(pooling_limits, "LARGEST_REQUESTS", 1)
+    async with pooling_frontend(card) as pooling:
+        going = asyncio.Event()
+
+        async def waiting(submit: Submit, items: Items) -> AsyncGenerator[PoolingRequestOutput]:
+            await going.wait()
+            yield pooled(1.0)
+
+        engines = pooling.lab.engines.values()
+        for engine in engines:
+            engine.script = waiting
+        first = asyncio.create_task(pooling.embed(" a" * 1500))
+        await until(lambda: sum(engine.running for engine in engines) == 1)
+        refused = await pooling.embed(" a" * 1000)
+        assert refused.status_code == 429
+        going.set()
+        assert (await first).status_code == 200
+        assert (await pooling.embed(" a" * 1000)).status_code == 200
+
+
+async def test_vectors_of_tokens_are_not_multiplied_without_end(
+    card: WorkerCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pooling_limits, "MAX_SIMILARITIES", 5000)
+    async with pooling_frontend(card, tasks=["token_embed"]) as pooling:
+        few, many = ({"queries": " a" * 50, "documents": [" a" * 50] * n} for n in (1, 3))
+        refused = await pooling.post("/score", **many)
+        assert (refused.status_code, "send fewer or shorter" in refused.text) == (400, True)
+        assert pooling.asked == []
+        await pooling.post("/score", **few)
+        assert len(pooling.asked) == 2
 
 
 async def test_answers_that_are_held_have_room_or_are_refused(card: WorkerCard) -> None:

@@ -12,13 +12,14 @@ from vllm.renderers import TokenizeParams
 from vllm.tokenizers.hf import maybe_make_thread_pool
 from vllm.utils.async_utils import make_async
 
-from frontend.processing.tokenizing import LONG, MARGIN_TOKENS, MIN_LIMIT, PairCut, Tokenizing
+from frontend.processing.tokenizing import LONG, MARGIN_TOKENS, MIN_LIMIT, TextCut, Tokenizing
 from tests.demo_model import make_demo_model
 
 CONTEXT = 1024
 WORDS = "alpha beta gamma delta hello world "
 TEXT = WORDS * (4 * LONG // len(WORDS))
 SPACES = " " * (4 * LONG)
+LIMIT = 1 << 20
 
 
 class PlainRenderer:
@@ -161,9 +162,8 @@ async def test_a_chat_that_becomes_tokens_at_once_is_measured_before(
 class Noting:
     """A tokenizer that notes the texts that it is given."""
 
-    is_fast = True
-
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, *, is_fast: bool = True) -> None:
+        self.is_fast = is_fast
         self.truncation_side = tokenizer.truncation_side
         self.texts: list[str] = []
         self._tokenizer = tokenizer
@@ -191,7 +191,7 @@ def test_a_pair_keeps_the_tokens_that_it_can_use(
         ids = tokenizer(query, document, **params.get_encode_kwargs())["input_ids"]
         return params.apply_post_tokenization(tokenizer, {"prompt_token_ids": ids})
 
-    cut = PairCut(tokenizer, params)
+    cut = TextCut(tokenizer, params, LIMIT)
     pair = cut("hello " * 2000), cut(document)
     for each in pair:
         count = len(tokenizer(each, add_special_tokens=False)["input_ids"])
@@ -203,12 +203,32 @@ def test_a_pair_keeps_the_tokens_that_it_can_use(
         assert used(*pair) == used("hello " * 2000, document)
 
 
-def test_a_query_is_cut_once_for_all_its_documents(tokenizer: Any) -> None:
+@pytest.mark.parametrize("is_fast", [True, False])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_no_more_of_a_text_is_read_than_is_used(tokenizer: Any, is_fast: bool, side: Any) -> None:
+    """Tokenizers in Python and Mistral's don't know where tokens end."""
+    noting = Noting(tokenizer, is_fast=is_fast)
+    cut = TextCut(noting, TokenizeParams(CONTEXT, None, None, 50, side), LIMIT)
+    kept = cut(TEXT)
+    assert sum(map(len, noting.texts)) < len(TEXT) // 8
+    assert (TEXT.endswith if side == "left" else TEXT.startswith)(kept)
+    assert cut.tokens == 50 + MARGIN_TOKENS
+    ids = tokenizer(kept, add_special_tokens=False)["input_ids"]
+    all_ids = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
+    assert len(ids) >= 50 + MARGIN_TOKENS
+    assert (ids[-50:] == all_ids[-50:]) if side == "left" else (ids[:50] == all_ids[:50])
+
+
+def test_a_text_without_a_limit_of_its_own_has_that_of_the_request(tokenizer: Any) -> None:
     noting = Noting(tokenizer)
-    cut = PairCut(noting, TokenizeParams(CONTEXT))
-    assert {cut(TEXT) for _ in range(5)} == {cut(TEXT)}
-    assert len(noting.texts) == 1
-    assert len(noting.texts[0]) < len(TEXT)
+    TextCut(noting, TokenizeParams(None), 1000)(TEXT)
+    assert max(map(len, noting.texts)) < len(TEXT) // 8
+
+
+def test_a_tokenizer_that_does_not_know_where_tokens_end_cuts_no_part(tokenizer: Any) -> None:
+    cut = TextCut(Noting(tokenizer, is_fast=False), TokenizeParams(CONTEXT), LIMIT)
+    with pytest.raises(VLLMError, match="use `truncate_prompt_tokens`"):
+        cut("hello", 10)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -216,7 +236,7 @@ def test_the_start_is_kept_of_what_is_asked_for_by_tokens(tokenizer: Any, side: 
     params = TokenizeParams(CONTEXT, truncate_prompt_tokens=50, truncation_side=side)
     text = "alpha " + TEXT
     for limit in (10, 2 * CONTEXT):
-        kept = PairCut(tokenizer, params)(text, limit)
+        kept = TextCut(tokenizer, params, LIMIT)(text, limit)
         assert text.startswith(kept)
         assert len(kept) <= 8 * (limit + MARGIN_TOKENS)
         assert truncate_text_to_tokens(kept, tokenizer, min(limit, 50)) == (
@@ -227,7 +247,7 @@ def test_the_start_is_kept_of_what_is_asked_for_by_tokens(tokenizer: Any, side: 
 def test_parts_of_a_document_are_cut_together(tokenizer: Any) -> None:
     shown = {"type": "image_url", "image_url": {"url": "data:,"}}
     part = {"type": "text", "text": WORDS * 100}
-    kept = PairCut(tokenizer, TokenizeParams(CONTEXT))([shown, *[part] * 50, shown])
+    kept = TextCut(tokenizer, TokenizeParams(CONTEXT), LIMIT)([shown, *[part] * 50, shown])
     texts = [each["text"] for each in kept if "text" in each]
     assert [kept[0], kept[-1]] == [shown, shown]
     counts = [len(tokenizer(each, add_special_tokens=False)["input_ids"]) for each in texts]
