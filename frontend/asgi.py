@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from http import HTTPStatus
+from http.client import responses
 from typing import Any, TypeAlias
 
 from starlette.datastructures import Headers
@@ -107,20 +108,20 @@ async def unanswered(scope: Scope, receive: Receive, send: Send) -> None:
 
 def error_answer(
     message: str,
-    status: HTTPStatus,
+    status: int,
     headers: dict[str, str] | None = None,
     *,
     kind: str = "",
     param: str | None = None,
 ) -> JSONResponse:
-    """Return an error in vLLM's shape. ``kind`` defaults to vLLM's name for the status."""
+    """Return an error in vLLM's shape. ``kind`` defaults to vLLM's name for the status, which
+    Python need not know: a middleware may answer 529.
+    """
     if not kind:
-        unavailable = status is HTTPStatus.SERVICE_UNAVAILABLE
-        kind = "ServiceUnavailableError" if unavailable else status.phrase
-    body = ErrorResponse(
-        error=ErrorInfo(message=message, type=kind, param=param, code=status.value)
-    )
-    return JSONResponse(body.model_dump(), status.value, headers=headers)
+        unavailable = status == HTTPStatus.SERVICE_UNAVAILABLE
+        kind = "ServiceUnavailableError" if unavailable else responses.get(status, "Error")
+    body = ErrorResponse(error=ErrorInfo(message=message, type=kind, param=param, code=int(status)))
+    return JSONResponse(body.model_dump(), int(status), headers=headers)
 
 
 def overload_answer(error: OverloadedError) -> JSONResponse:

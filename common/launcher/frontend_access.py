@@ -7,7 +7,7 @@ import shlex
 import socket
 import ssl
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from common.errors import ConfigurationError
@@ -17,6 +17,12 @@ NOBODY, SILENT, LOCKED = 0, -1, -2
 
 CLIENT_CERT, CLIENT_KEY = "CLIENT_CERT", "CLIENT_KEY"
 """Variables that name PEM files, for frontends that ask for a client certificate."""
+
+
+_REJECTED: Final = re.compile(
+    "HANDSHAKE_FAILURE|UNKNOWN_CA|BAD_CERTIFICATE|CERTIFICATE_REQUIRED|CERTIFICATE_UNKNOWN"
+)
+"""Alerts of TLS for a client without a trusted certificate."""
 
 
 class Connection(http.client.HTTPConnection):
@@ -78,25 +84,29 @@ def get(
         return NOBODY, b""
     except (OSError, http.client.HTTPException):
         pass  # it speaks TLS, or nothing listens
-    connection = Connection(url, timeout, client_tls())
     try:
-        connection.connect()
-    except TimeoutError:
-        return SILENT, b""
-    except OSError as error:
-        return (LOCKED if isinstance(error, ssl.SSLError) and locked(error) else NOBODY), b""
-    try:
-        return ask(connection, path, headers)
+        return ask(Connection(url, timeout, client_tls()), path, headers)
     except TimeoutError:
         return SILENT, b""
     except (OSError, http.client.HTTPException):
-        # With TLS 1.3 a client without a certificate is rejected after its handshake.
-        return LOCKED, b""
+        return (LOCKED if is_locked(url, timeout) else NOBODY), b""
 
 
-def locked(error: ssl.SSLError) -> bool:
-    """Return whether a handshake failed for lack of a trusted client certificate."""
-    return bool(re.search("HANDSHAKE_FAILURE|UNKNOWN_CA|BAD_CERTIFICATE", str(error)))
+def is_locked(url: str, timeout: float) -> bool:
+    """Return whether a frontend asks for a client certificate that it trusts.
+
+    With TLS 1.3 it rejects a client after the handshake. Nothing is sent, since a reset that a
+    request causes would lose the reason.
+    """
+    connection = Connection(url, timeout, client_tls())
+    try:
+        connection.connect()
+        connection.sock.recv(1)
+    except OSError as error:
+        return isinstance(error, ssl.SSLError) and _REJECTED.search(str(error)) is not None
+    finally:
+        connection.close()
+    return False
 
 
 def over_tls(url: str, context: ssl.SSLContext) -> ssl.SSLSocket | None:

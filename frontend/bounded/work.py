@@ -34,6 +34,7 @@ class BoundedWork:
         self._thread: Final = ThreadPoolExecutor(1, thread_name_prefix=what)
         self._turn: Final = asyncio.Semaphore(1)
         self.process: Process | None = None
+        self._closed = False
 
     def start_soon(self) -> None:
         """Start the process, in a thread."""
@@ -41,6 +42,7 @@ class BoundedWork:
 
     def close(self) -> None:
         """End the process. May take a moment: not on the event loop."""
+        self._closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)
         if self.process is not None:
             self.process.close()
@@ -74,6 +76,9 @@ class BoundedWork:
         if self.process is None:
             greeting = None if self._greeting is None else self._greeting()
             self.process = Process(self._command)
+            if self._closed:  # meanwhile, when there was no process to end
+                self.process.close()
+                raise EOFError
             if greeting is not None:
                 self.process.connection.send(greeting)
         return self.process

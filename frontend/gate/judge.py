@@ -24,9 +24,9 @@ processor would take a string in its place for a URL to fetch or a file to open.
 
 RENDERER_OPTIONS: Final = frozenset(
     {
-        "conversation", "load_audio_from_video", "max_length", "messages", "padding",
-        "processor_kwargs", "return_assistant_tokens_mask", "return_dict", "return_tensors",
-        "tokenize", "tokenizer_kwargs", "truncation",
+        "conversation", "load_audio_from_video", "max_length", "messages", "model_config",
+        "padding", "processor_kwargs", "return_assistant_tokens_mask", "return_dict",
+        "return_tensors", "self", "tokenize", "tokenizer", "tokenizer_kwargs", "truncation",
     }
 )  # fmt: skip
 """Parameters of ``apply_chat_template`` itself, which vLLM lets a request set. They make a prompt

@@ -19,7 +19,7 @@ MESSAGES: Final = "/v1/messages"
 MAX_ERROR_BYTES: Final = 1 << 20
 """Larger answers are no errors of ours or vLLM's, and pass unchanged."""
 
-_ANTHROPICS: Final = {
+_ANTHROPICS: Final[Mapping[int, str]] = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.FORBIDDEN: "permission_error",
     HTTPStatus.NOT_FOUND: "not_found_error",
@@ -27,6 +27,7 @@ _ANTHROPICS: Final = {
     HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
     HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
     HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
+    529: "overloaded_error",
 }
 _TOO_LONG: Final = re.compile(r"maximum context length|longer than the maximum model length")
 
@@ -90,9 +91,7 @@ def as_anthropics(status: int, body: bytes) -> Mapping[str, object] | None:
         return None
     if _TOO_LONG.search(said) and status == HTTPStatus.BAD_REQUEST:
         said = f"prompt is too long: {said}"
-    kind = _ANTHROPICS.get(
-        HTTPStatus(status), "api_error" if status >= 500 else "invalid_request_error"
-    )
+    kind = _ANTHROPICS.get(status, "api_error" if status >= 500 else "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": said}}
 
 

@@ -106,7 +106,7 @@ class ClientTemplates:
         return found
 
     async def _apply_template(
-        self, model_config: Any, tokenizer: Any, conversation: list[Any], **options: Any
+        self, model_config: Any, tokenizer: Any, conversation: list[Any], /, **options: Any
     ) -> Any:
         """Replace the renderer's method, which still tokenizes the prompt on request."""
         own = options.get(_OWN)

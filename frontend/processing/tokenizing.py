@@ -90,7 +90,9 @@ class Tokenizing:
             size *= 4
         return await self._long(prompt, params)
 
-    async def apply_template(self, config: Any, tokenizer: Any, chat: Any, **options: Any) -> Any:
+    async def apply_template(
+        self, config: Any, tokenizer: Any, chat: Any, /, **options: Any
+    ) -> Any:
         """Render a chat as vLLM does. Check its length first if that tokenizes on the thread of all
         prompts. Raises VLLMError if it is too long.
         """

@@ -346,6 +346,7 @@ async def test_a_link_takes_so_many_questions_and_no_more(office: Office) -> Non
         ("/mmrouter/workers/w0/sleep?mode=now", 422, "mode"),
         ("/mmrouter/workers/w0/sleep?levle=1", 422, "there is no parameter 'levle'"),
         ("/mmrouter/workers/w0/resume?mode=wait", 422, "there is no parameter 'mode'"),
+        ("/mmrouter/workers/start_profile?profile=x", 422, "there is no parameter 'profile'"),
         ("/mmrouter/workers/w0/sleep?timeout_s=0", 422, "timeout_s"),
         ("/mmrouter/workers/w0/sleep?timeout_s=nan", 422, "timeout_s"),
         ("/mmrouter/workers/w0/wake_up?tags=everything", 422, "tags"),

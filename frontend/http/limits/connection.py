@@ -72,8 +72,8 @@ def _wrong_framing(headers: Iterable[tuple[bytes, bytes]], version: str) -> str:
     """Return how a proxy may read the framing differently (RFC 9112); empty if all is well."""
     hosts = [value for name, value in headers if name == b"host"]
     codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
-    if len(hosts) > 1:
-        return "the request has more than one Host"
+    if len(hosts) > 1 or (not hosts and version == "1.1"):
+        return "the request needs one Host"
     if codings not in ([], [b"chunked"]) or (codings and version == "1.0"):
         return "the only Transfer-Encoding is chunked, once, in HTTP/1.1"
     return "" if version in ("1.0", "1.1") else "this server speaks HTTP/1.1"

@@ -7,7 +7,6 @@ contains no data itself.
 import re
 from collections.abc import Iterable
 from functools import partial
-from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
@@ -74,7 +73,7 @@ def live_routes() -> APIRouter:
 
 
 async def _refuse(_: Request, error: HTTPException) -> Response:
-    answer = error_answer(str(error.detail), HTTPStatus(error.status_code))
+    answer = error_answer(str(error.detail), error.status_code)
     answer.headers.update(error.headers or {})
     return answer
 

@@ -33,9 +33,9 @@ class MergedMetrics:
         siblings.tell(TOPIC, lambda _: own_metrics())
 
     async def __call__(self, arrival: Arrival) -> App | None:
-        """Return the page on ``GET /metrics``."""
+        """Return the page on ``GET /metrics``, or its head."""
         asked = arrival.path.rstrip("/") == "/metrics"
-        if not asked or arrival.scope["method"] != HTTPMethod.GET:
+        if not asked or arrival.scope["method"] not in (HTTPMethod.GET, HTTPMethod.HEAD):
             return None
         pages = {self._siblings.name: own_metrics()}
         pages.update(await self._siblings.ask(TOPIC))

@@ -126,8 +126,9 @@ READS: Final[Mapping[str, Read]] = MappingProxyType(
 
 def refuse_unknown(request: Request, read: Read, *more: str) -> None:
     """Answer 422 to a misspelt parameter, or a default would apply. ``more`` are known too."""
-    known = {*signature(read).parameters, *more}
+    of_bodies = {"adapter", "profile"}
+    known = {*signature(read).parameters, *more} - of_bodies
     for name in request.query_params:
         if name not in known:
-            allowed = ", ".join(sorted(known - {"profile", "adapter"})) or "none"
+            allowed = ", ".join(sorted(known)) or "none"
             raise HTTPException(422, f"there is no parameter {name!r}; there is: {allowed}")

@@ -73,9 +73,9 @@ async def say_what_there_is(request: Request, error: Exception) -> Response:
     """Answer an HTTPException, as FastAPI's handler; a 404 says what the model is for."""
     if not isinstance(error, HTTPException):
         raise error
-    status = HTTPStatus(error.status_code)
+    status = error.status_code
     said = str(error.detail)
-    if status is HTTPStatus.NOT_FOUND:
+    if status == HTTPStatus.NOT_FOUND:
         paths = {getattr(route, "path", "") for route in request.app.routes}
         tasks = ", ".join(f"{what} ({path})" for path, what in _TASKS.items() if path in paths)
         asked = f"{request.method} {request.url.path[:200]}"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from common.launcher import readiness
+from common.launcher import frontend_access, readiness
 from common.launcher.readiness import Place
 from tests.certificates import Authority
 from tests.ports import free_port
@@ -20,6 +20,13 @@ def awaited(url: str, worker: Path | None = None, log: Path | None = None) -> st
     """What is not ready, in one line: a frontend with its log, and the worker w0 with its own."""
     left = readiness.awaited({"frontend": Place(url, log)}, {"w0": worker} if worker else {})
     return "; ".join(f"{name}: {doing}" for name, doing in left.items())
+
+
+class Leaving(BaseHTTPRequestHandler):
+    """Closes each connection instead of an answer."""
+
+    def handle(self) -> None:
+        self.connection.recv(1)
 
 
 class Guarded(BaseHTTPRequestHandler):
@@ -94,10 +101,19 @@ def test_one_that_asks_for_a_certificate_is_ready_when_its_log_says_so(tmp_path:
         log.write_text("INFO [frontend] frontend.app: waiting for workers in /cards\n")
 
 
+def test_one_that_ends_meanwhile_asks_for_no_certificate(tmp_path: Path) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*Authority(tmp_path / "ca").certify("127.0.0.1"))
+    with serving(context, Leaving) as url:
+        assert frontend_access.get(url, "/health")[0] == frontend_access.NOBODY
+
+
 @contextmanager
-def serving(context: ssl.SSLContext | None = None) -> Iterator[str]:
+def serving(
+    context: ssl.SSLContext | None = None, kind: type[BaseHTTPRequestHandler] | None = None
+) -> Iterator[str]:
     """A guarded frontend, over TLS with a context."""
-    with Server(("127.0.0.1", 0), Guarded) as server:
+    with Server(("127.0.0.1", 0), kind or Guarded) as server:
         if context is not None:
             # Each shakes hands in its own thread.
             server.socket = context.wrap_socket(

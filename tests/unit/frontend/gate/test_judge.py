@@ -56,7 +56,7 @@ def test_what_renders_a_chat_has_no_parameter_that_nobody_decided_on() -> None:
         for renderer in (PythonBackend, ProcessorMixin)
         for name in signature(renderer.apply_chat_template).parameters
     }
-    assert parameters - RENDERER_OPTIONS - TEMPLATE_VARIABLES == {"self", "kwargs"}
+    assert parameters - RENDERER_OPTIONS - TEMPLATE_VARIABLES == {"kwargs"}
 
 
 def test_the_kinds_of_parts_are_those_that_were_looked_at() -> None:

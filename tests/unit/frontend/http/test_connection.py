@@ -383,6 +383,16 @@ async def test_chunks_are_read_in_http_1_1_alone(version: str, status: int) -> N
         assert (await client.reply()).status == status
 
 
+@pytest.mark.parametrize(("version", "status"), [("1.0", 200), ("1.1", 400)])
+async def test_a_host_is_named_since_http_1_1(version: str, status: int) -> None:
+    async with Workshop(HttpSettings()).serving() as server:
+        client = await server.connect()
+        await client.send(f"POST /work HTTP/{version}\r\nContent-Length: 0\r\n\r\n".encode())
+        reply = await client.reply()
+        assert reply.status == status
+        assert status == 200 or "one Host" in reply.error()
+
+
 async def test_a_compressed_body_is_refused() -> None:
     async with Workshop(HttpSettings()).serving() as server:
         reply = await server.ask(with_body(b"x", "Content-Encoding: gzip"))

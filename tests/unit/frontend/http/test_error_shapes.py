@@ -49,6 +49,8 @@ def desk() -> FastAPI:
             return JSONResponse({"type": "error", "error": error}, 400)
         if kind == "long":
             return error_answer(TOO_LONG, HTTPStatus.BAD_REQUEST)
+        if kind == "overloaded":
+            return error_answer("later", 529)
         return Response(b"[1]" if kind == "list" else b"no JSON", 502)
 
     return app
@@ -93,6 +95,7 @@ async def test_the_usual_header_goes_before_it() -> None:
         (post(path=PATH, method="GET"), 405, "invalid_request_error", "Method Not Allowed"),
         (with_body(b"{}", path=f"{PATH}/count_tokens"), 400, "invalid_request_error", "too long"),
         (with_body(b"{}", path=f"{PATH}/anthropic"), 400, "invalid_request_error", "their own"),
+        (with_body(b"{}", path=f"{PATH}/overloaded"), 529, "overloaded_error", "later"),
     ],
 )
 async def test_errors_are_in_anthropics_shape(

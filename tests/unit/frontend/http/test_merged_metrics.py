@@ -1,12 +1,15 @@
 """One valid page of metrics from those of several processes."""
 
 from collections.abc import Iterator
+from typing import Any
 
+import httpx
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from frontend.http.operator.merged_metrics import merge
+from frontend.asgi import Door, unanswered
+from frontend.http.operator.merged_metrics import MergedMetrics, merge
 
 ODD = 'a "quoted" {brace} \\ back\nslash, and=equals # HELP no'
 
@@ -52,6 +55,29 @@ async def test_samples_of_a_family_stand_together() -> None:
     names = [line.split("{")[0].split(" ")[0] for line in lines if not line.startswith("#")]
     plain = [index for index, name in enumerate(names) if name == "plain"]
     assert plain == list(range(plain[0], plain[0] + 2))
+
+
+class Sibling:
+    """Another process with one metric."""
+
+    name = "0"
+
+    def tell(self, topic: str, answer: object) -> None:
+        """This process is not asked."""
+
+    async def ask(self, topic: str) -> list[tuple[str, bytes]]:
+        return [("1", page(7.0))]
+
+
+async def test_the_head_is_that_of_all_processes() -> None:
+    siblings: Any = Sibling()
+    door = Door(unanswered, [MergedMetrics(siblings)])
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(door), base_url="http://frontend"
+    ) as http:
+        whole, head = await http.get("/metrics"), await http.head("/metrics")
+    assert 'plain{process="1"} 7.0' in whole.text
+    assert head.headers["content-type"] == whole.headers["content-type"]
 
 
 @pytest.mark.parametrize("pages", [{}, {"0": b""}])

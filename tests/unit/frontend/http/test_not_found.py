@@ -5,10 +5,18 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
 from vllm.entrypoints.launchers.app import build_app
 
 from frontend.args import parse
-from frontend.http.server.not_found import STORED, look_up_models, look_up_responses
+from frontend.http.operator.app import operator_app
+from frontend.http.server.not_found import (
+    STORED,
+    look_up_models,
+    look_up_responses,
+    say_what_there_is,
+)
 from frontend.http.server.vllm_server import _handle_errors
 
 CARDS = {"object": "list", "data": [{"id": "demo", "object": "model"}, {"id": "org/other"}]}
@@ -27,6 +35,22 @@ def client(tasks: tuple[str, ...] = ("generate",)) -> httpx.AsyncClient:
     look_up_responses(app)
     _handle_errors(app)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://f")
+
+
+@pytest.mark.parametrize("status", [404, 529])
+async def test_an_error_of_a_middleware_keeps_its_status(status: int) -> None:
+    """Python has no name for 529."""
+
+    async def refuse() -> None:
+        raise HTTPException(status, "later")
+
+    models = FastAPI(exception_handlers={HTTPException: say_what_there_is})
+    for app in (models, operator_app([], "")):
+        app.add_api_route("/work", refuse)
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://f") as http:
+            answer = await http.get("/work")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, status)
 
 
 async def test_a_model_is_found_by_its_name() -> None:
