@@ -68,9 +68,11 @@ PROCESS: Final = (
         "vLLM's largest picture.",
         {
             "common/media/decoder_guard.py": (
+                "ImageMediaIO._convert_image_mode",
                 "ImageMediaIO.load_bytes",
                 "audio.AudioDecoder",
                 "audio._torchcodec_import_exc",
+                "audio.soundfile",
                 "av.open",
                 "cv2.VideoCapture",
                 "image.ALLOWED_IMAGE_FORMATS",

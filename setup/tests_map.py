@@ -59,6 +59,7 @@ THROUGH: Final[Mapping[str, str]] = {
     "common/transfer/checksum.py": "common/transfer/nixl/test_nixl.py",
     "common/transfer/nixl/landing.py": "common/transfer/nixl/test_leases.py",
     "common/media/formats.py": "frontend/fetch/test_decode.py",
+    "common/media/picture_strips.py": "frontend/fetch/test_decode.py",
     "common/observability/watchdog.py": "common/test_watchdog.py",
     "frontend/http/access/cors.py": "frontend/http/test_cors.py",
     "frontend/http/error_shapes.py": "frontend/http/test_error_shapes.py",

@@ -20,13 +20,14 @@ from functools import partial, wraps
 from io import SEEK_SET, BytesIO
 from itertools import count, takewhile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any, Final, Self
 
 import av
 import cv2
 import numpy as np
 import torch
-from PIL import AvifImagePlugin, ExifTags, Image, ImageFile, PpmImagePlugin
+from PIL import AvifImagePlugin, ExifTags, Image, ImageFile, PpmImagePlugin, TiffImagePlugin
 from torch.nn.functional import conv1d, pad
 from vllm.multimodal import audio as resampling
 from vllm.multimodal import image
@@ -37,6 +38,7 @@ from vllm.multimodal.video_decoders import torchcodec
 from common.media.avif_size import avif_pixels
 from common.media.container_tables import claims_too_much
 from common.media.formats import AVIF, FFMPEG_FORMATS, IMAGE_FORMATS
+from common.media.picture_strips import is_large, strips
 from common.media.tensor_files import load as load_tensor
 
 logger = logging.getLogger(__name__)
@@ -72,6 +74,9 @@ _UNCOUNTABLE_PLANES: Final = 8  # of a sound, which FFmpeg has a list of its own
 SOUND_RATES: Final = range(1_000, 768_001)
 """Hz. A sound of 600 samples at 1 Hz takes 430 MB while it is resampled."""
 
+_VLLMS_SOUNDFILE: Final[Any] = audio.soundfile
+_FRAMES_AT_ONCE: Final = 1 << 16
+
 _VLLMS_RESAMPLER: Final[Any] = resampling._get_torchaudio_resampler
 MAX_KERNEL: Final = 1 << 23
 """Numbers of a resampler's kernel, each of which takes 31 bytes while it is made. From 15,999 to
@@ -93,8 +98,17 @@ _VLLMS_UPRIGHT: Final[Any] = image.normalize_image
 _TURNED: Final = range(2, 9)
 """Orientations of EXIF other than upright."""
 
+_VLLMS_CONVERT: Final[Any] = ImageMediaIO._convert_image_mode
+
 _DEEP: Final = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
-"""Pillow's modes of 16 bits; ``I`` is one as well in a PNG or a PPM."""
+"""Pillow's modes of up to 16 bits; ``I`` is one as well in a PNG or a PPM."""
+
+_PNG_BITS: Final = 16
+_ENDLESS: Final = ("I", "F")
+_UNKNOWN_RANGE: Final = (
+    "Its pixels are signed, 32-bit or floating-point numbers of an unknown range: send a picture "
+    "of 8 or 16 bits"
+)
 
 _NO_TORCHCODEC: Final = "TorchCodec can't be kept from opening what a medium refers to"
 
@@ -130,8 +144,10 @@ def guard_decoders() -> None:
     torchcodec.VideoDecoder = _Refusing
     av.open = _guarded_open
     vars(av)["AudioResampler"] = _Resampler
+    audio.soundfile = SimpleNamespace(**{**vars(_VLLMS_SOUNDFILE), "SoundFile": _SoundFile})
     torch.load = _guarded_load
     ImageMediaIO.load_bytes = _load_deep
+    ImageMediaIO._convert_image_mode = _convert
     media_image.normalize_image = _turn_upright
     cv2.VideoCapture = _guarded_capture  # type: ignore[assignment, misc] # its objects
     _limit_ffmpegs_memory()
@@ -139,15 +155,15 @@ def guard_decoders() -> None:
 
 @wraps(_VLLMS_LOAD)
 def _load_deep(self: ImageMediaIO, data: bytes) -> MediaWithBytes[Image.Image]:
-    """Load like vLLM, but convert 16-bit grey to 8 bits: Pillow would clip all above 255 to white.
-    Marks it in the hashed configuration, since vLLM makes other pixels of the same bytes."""
+    """Load like vLLM, but convert grey of 9 to 16 bits to 8: Pillow would clip all above 255 to
+    white. Marks it in the hashed configuration, since vLLM makes other pixels of the same bytes."""
     loaded: MediaWithBytes[Image.Image] = _VLLMS_LOAD(self, data)
-    if self.image_mode is None or not _is_deep(data):
+    if self.image_mode is None or not (bits := _deep_bits(data)):
         return loaded
     plain = copy(self)
     plain.image_mode = None
     deep = np.asarray(_VLLMS_LOAD(plain, data).media)
-    grey = Image.fromarray((deep >> 8).astype(np.uint8))
+    grey = Image.fromarray((deep >> (bits - 8)).astype(np.uint8))
     config = {**(loaded.io_config or {}), "bits": 8}
     return MediaWithBytes(self._convert_image_mode(grey), data, config)
 
@@ -170,9 +186,30 @@ def _open_avif(fp: IO[bytes], filename: str | bytes = "") -> ImageFile.ImageFile
     return AvifImagePlugin.AvifImageFile(fp, filename)
 
 
-def _is_deep(data: bytes) -> bool:
+def _deep_bits(data: bytes) -> int:
+    """Return the bits of a grey pixel if they are more than 8, else 0. Raises ValueError for
+    numbers without a known range, which would come out black or white."""
     with image.open_image(BytesIO(data)) as opened:
-        return opened.mode in _DEEP or (opened.mode == "I" and opened.format in ("PNG", "PPM"))
+        if opened.mode in _DEEP or (opened.mode == "I" and opened.format in ("PNG", "PPM")):
+            tags = getattr(opened, "tag_v2", {})
+            return max(8, *np.atleast_1d(tags.get(TiffImagePlugin.BITSPERSAMPLE, _PNG_BITS)))
+        if opened.mode in _ENDLESS:
+            raise ValueError(_UNKNOWN_RANGE)
+        return 0
+
+
+@wraps(_VLLMS_CONVERT)
+def _convert(self: ImageMediaIO, picture: Any) -> Image.Image:
+    """Convert like vLLM, but a large picture strip by strip: its transparency alone took as much
+    memory again, and held the GIL."""
+    picture = picture.media if isinstance(picture, MediaWithBytes) else picture
+    if self.image_mode != "RGB" or picture.mode == "RGB" or not is_large(picture):
+        made: Image.Image = _VLLMS_CONVERT(self, picture)
+        return made
+    made = Image.new("RGB", picture.size)
+    for top, strip in strips(picture):
+        made.paste(_VLLMS_CONVERT(self, strip), (0, top))
+    return made
 
 
 def limit_frames(max_pixels: int) -> None:
@@ -329,6 +366,35 @@ class _Opened:
                 yield from map(_mean, packer.resample(frame))
             else:
                 yield frame
+
+
+class _SoundFile:
+    """A ``soundfile.SoundFile`` (subclasses are not typed) whose channels are mixed while they are
+    read, as vLLM does with all of them in memory: eight took 0.9 GB for ten minutes."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._file = _VLLMS_SOUNDFILE.SoundFile(*args, **kwargs)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self._file.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def read(self, **kwargs: Any) -> np.ndarray:
+        """Return the mean of the channels."""
+        if self._file.channels == 1:
+            alone: np.ndarray = self._file.read(**kwargs)
+            return alone
+        mixed = np.empty(self._file.frames, np.float32)
+        read = 0
+        while len(piece := self._file.read(_FRAMES_AT_ONCE, **kwargs)):
+            mixed[read : read + len(piece)] = piece.mean(axis=1)
+            read += len(piece)
+        return mixed[:read]
 
 
 class _Resampler:

@@ -16,6 +16,7 @@ from PIL import Image
 from torch.overrides import TorchFunctionMode
 from vllm.multimodal.processing import BaseMultiModalProcessor
 
+from common.media.picture_strips import is_large, strips
 from frontend.media_limits import MIB, FetchPolicy, RefusedError
 
 _FLOAT_BYTES: Final = 13
@@ -27,11 +28,6 @@ _INTEGER_BYTES: Final = 4
 
 _PIL_RESIZE: Final = Image.Image.resize
 _PIL_ARRAY: Final[Any] = Image.Image.__array_interface__
-
-_LARGE: Final = 4_000_000
-"""Pixels of a picture that becomes an array strip by strip."""
-
-_STRIP_BYTES: Final = 1 << 18
 
 
 class _Threads(threading.local):
@@ -110,15 +106,13 @@ def _resize(self: Image.Image, size: Any, *args: Any, **kwargs: Any) -> Image.Im
 
 def _array(self: Image.Image, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
     """Return a picture's values, avoiding the three copies of Pillow and NumPy."""
-    if self.width * self.height <= _LARGE or self.mode not in ("L", "RGB", "RGBA"):
+    if not is_large(self) or self.mode not in ("L", "RGB", "RGBA"):
         return np.array(_Interface(_PIL_ARRAY.fget(self)), dtype, copy=copy)
     bands = len(self.getbands())
     whole = np.empty((self.height, self.width, bands), np.uint8)
-    rows = max(1, _STRIP_BYTES // (self.width * bands))
-    for top in range(0, self.height, rows):
-        strip = self.crop((0, top, self.width, min(top + rows, self.height)))
+    for top, strip in strips(self):
         values = np.frombuffer(strip.tobytes(), np.uint8)
-        whole[top : top + rows] = values.reshape(-1, self.width, bands)
+        whole[top : top + strip.height] = values.reshape(-1, self.width, bands)
     made = whole if bands > 1 else whole[..., 0]
     return made if dtype is None else made.astype(dtype, copy=False)
 

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import os
+import struct
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -101,6 +102,55 @@ def grey(format_: str) -> bytes:
         return b"P5 16 16 65535 " + ramp.astype(">u2").tobytes()
     Image.fromarray(ramp).save(buffer, format_)
     return buffer.getvalue()
+
+
+def tiff(bits: int, kind: int, pixels: bytes) -> bytes:
+    """A grey TIFF of 16 by 16 pixels, from the first to the last."""
+    short, long = 3, 4
+    tags = (
+        (256, short, 16),
+        (257, short, 16),
+        (258, short, bits),
+        (259, short, 1),
+        (262, short, 1),
+        (273, long, 8),
+        (277, short, 1),
+        (278, short, 16),
+        (279, long, len(pixels)),
+        (339, short, kind),
+    )
+    entries = b"".join(struct.pack("<HHII", tag, type_, 1, value) for tag, type_, value in tags)
+    head = b"II*\0" + struct.pack("<I", 8 + len(pixels))
+    return head + pixels + struct.pack("<H", len(tags)) + entries + bytes(4)
+
+
+def twelve_bits() -> bytes:
+    """Two numbers in each three bytes."""
+    ramp = np.linspace(0, 4095, 256).astype(int).reshape(-1, 2)
+    return b"".join(int(first << 12 | second).to_bytes(3, "big") for first, second in ramp)
+
+
+async def test_grey_of_12_bits_is_scaled_to_8(make_loader: MakeLoader) -> None:
+    """In the 16 bits that Pillow gives it, it was nearly black."""
+    guard_decoders()
+    url = data_uri(tiff(12, 1, twelve_bits()))
+    loaded = await FrontendMediaConnector(make_loader()).fetch_image_async(url)
+    expected = np.repeat(np.arange(256).reshape(16, 16, 1), 3, 2)
+    assert np.abs(np.asarray(loaded.media).astype(int) - expected).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("bits", "kind", "dtype"), [(16, 2, "<i2"), (32, 1, "<u4"), (32, 2, "<i4"), (32, 3, "<f4")]
+)
+async def test_grey_of_an_unknown_range_is_refused(
+    make_loader: MakeLoader, bits: int, kind: int, dtype: str
+) -> None:
+    guard_decoders()
+    url = data_uri(tiff(bits, kind, np.arange(256).astype(dtype).tobytes()))
+    with pytest.raises(ValueError, match="of an unknown range: send a picture of 8 or 16 bits"):
+        await FrontendMediaConnector(make_loader()).fetch_image_async(url)
+    as_it_is = FrontendMediaConnector(make_loader(), {"image": {"image_mode": None}})
+    assert np.asarray((await as_it_is.fetch_image_async(url)).media).max() == 255
 
 
 @pytest.mark.parametrize("format_", ["PNG", "TIFF", "PPM"])

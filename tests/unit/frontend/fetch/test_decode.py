@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from PIL import GifImagePlugin, Image, ImageFile, PngImagePlugin
 from vllm import envs
+from vllm.multimodal.image import convert_image_mode
 from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, VideoMediaIO
 
 from frontend.fetch import decoders
@@ -345,6 +346,32 @@ def test_what_is_no_picture_is_named(data: bytes, name: str) -> None:
 
 def test_pictures_of_phones_are_taken() -> None:
     assert picture_pixels(blank_picture(8192), limited()) == 8192 * 8192
+
+
+LARGE = (2800, 1501)
+
+
+def opaque(mode: str) -> Image.Image:
+    noise = Image.effect_noise(LARGE, 90.0)
+    if mode in ("L", "1", "P"):
+        return noise.convert(mode)
+    bands = [noise, noise.rotate(90), noise.rotate(180), noise.rotate(270)]
+    return Image.merge(mode, bands[: len(Image.new(mode, (1, 1)).getbands())])
+
+
+@pytest.mark.parametrize("transparency", [None, 7])
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L", "1"])
+def test_a_large_picture_becomes_rgb_as_by_vllm(mode: str, transparency: int | None) -> None:
+    """Strip by strip: bands of transparency took as much memory as the picture."""
+    buffer = io.BytesIO()
+    shown = opaque(mode)
+    options = {} if transparency is None or "A" in mode else {"transparency": transparency}
+    shown.save(buffer, "PNG", compress_level=1, **options)
+    media_io = ImageMediaIO(rgba_background_color=(9, 200, 30))
+    theirs = convert_image_mode(Image.open(buffer), "RGB", (9, 200, 30))
+    loaded: Any = decoded(buffer.getvalue(), limited(), media_io)
+    assert loaded.media.mode == "RGB"
+    assert loaded.media.tobytes() == theirs.tobytes()
 
 
 def test_a_png_that_is_cut_or_damaged_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 import io
 import re
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,24 @@ def decoded(data: bytes, media_io: MediaIO[Any]) -> Any:
 
 
 # Sounds
+
+
+@pytest.mark.parametrize("channels", [2, 3, 8])
+def test_channels_are_mixed_as_by_vllm(channels: int) -> None:
+    """As if all of them were in memory, which they are not."""
+    frames = 300_000
+    shown = np.random.default_rng(channels).integers(-9999, 9999, (frames, channels), np.int16)
+    buffer = io.BytesIO()
+    soundfile.write(buffer, shown, 48_000, format="FLAC")
+    data = buffer.getvalue()
+    tracemalloc.start()
+    samples, _ = decoded(data, SOUND)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    buffer.seek(0)
+    theirs = np.mean(soundfile.read(buffer, dtype="float32")[0].T, axis=(0,))
+    assert np.array_equal(samples, theirs)
+    assert peak < 4 * frames + 4 * channels * 200_000
 
 
 @pytest.mark.parametrize("name", FORMATS)
