@@ -43,6 +43,7 @@ from frontend.http import (
     describe_aside,
     history_routes,
     limit_pooling,
+    limit_speech,
     list_together,
     live_routes,
     manage_routes,
@@ -52,7 +53,6 @@ from frontend.http import (
     share_adapters,
     status_routes,
     tokenize_scores_aside,
-    watch_speech,
     worker_metrics_routes,
     write_tokens_aside,
 )
@@ -107,7 +107,7 @@ class Model:
         tasks = preprocessor.tasks
         app = await build_vllm_app(client, serve, tasks, shared.server)
         limit_pooling(app, shared.pooling)
-        watch_speech(app, shared.loader.policy.decode_timeout_s)
+        limit_speech(app, shared.loader)
         tokenize_scores_aside(app, preprocessor.tokenizing, shared.pooling.check_tokens)
         write_tokens_aside(app)
         describe_aside(app)

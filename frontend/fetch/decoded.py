@@ -60,6 +60,8 @@ def holder(value: Any) -> Any:
         return holder(value.media)
     if isinstance(value, (tuple, list)) and value:
         return holder(value[0])
+    if isinstance(value, np.ndarray) and value.base is not None:
+        return value.base  # of the pieces of a sound each holds all
     return value
 
 

@@ -25,10 +25,10 @@ from common.observability.telemetry import MEDIA_DECODES, MEDIA_FETCHED_BYTES, M
 from common.observability.watchdog import allow
 from frontend.fetch.allowance import HeldBytes, RequestAllowance, current_allowance
 from frontend.fetch.cache import CacheStatistics, EntityTags, MediaCache
-from frontend.fetch.content import Content, decoding_mode
+from frontend.fetch.content import Content, Digest, decoding_mode
 from frontend.fetch.data_url import has_scheme, is_data_url, read_data_url
 from frontend.fetch.decoded import holder, own_copy, processing_weight
-from frontend.fetch.decoders import PIXEL_BYTES, decode
+from frontend.fetch.decoders import PIXEL_BYTES, SpeechIO, decode
 from frontend.fetch.http import HttpFetcher, Unchanged
 from frontend.fetch.local_file import read_local_file
 from frontend.fetch.single_flight import SingleFlight
@@ -153,6 +153,17 @@ class MediaLoader:
             return await self._in_pool(self._copy, cached)
         allowance = current_allowance(self.policy)
         decoded, _ = await self._in_pool(self._decode, content, media_io, allowance)
+        return decoded
+
+    async def decode_speech(
+        self, data: bytes, load: Callable[[bytes, int], Any], threads: Executor
+    ) -> Any:
+        """Decode a sound by ``load`` of :class:`SpeechIO` in one of ``threads``. It counts like
+        other media until it is garbage collected. Raises as :meth:`load`.
+        """
+        content, media_io = Content(data, Digest(b"")), SpeechIO(load)
+        decode = partial(self._decode, content, media_io, current_allowance(self.policy))
+        decoded, _ = await asyncio.get_running_loop().run_in_executor(threads, decode)
         return decoded
 
     async def close(self) -> None:

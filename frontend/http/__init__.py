@@ -16,8 +16,8 @@ from frontend.http.server.readiness_gate import ReadinessGate, graceful_shutdown
 from frontend.http.server.request_ids import name_request, trace
 from frontend.http.server.serving_threads import (
     describe_aside,
+    limit_speech,
     tokenize_scores_aside,
-    watch_speech,
     write_tokens_aside,
 )
 from frontend.http.server.tools import check_parsers
@@ -64,6 +64,7 @@ __all__ = [
     "history_routes",
     "hold_stream_heads",
     "limit_pooling",
+    "limit_speech",
     "list_together",
     "live_routes",
     "manage_routes",
@@ -82,7 +83,6 @@ __all__ = [
     "tokenize_scores_aside",
     "trace",
     "uvicorn_config",
-    "watch_speech",
     "worker_metrics_routes",
     "write_tokens_aside",
 ]

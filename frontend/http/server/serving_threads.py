@@ -7,18 +7,21 @@ Speech in an unknown language gets a clear error if the model can't detect langu
 import asyncio
 import secrets
 from collections.abc import Callable
+from copy import copy
+from functools import partial
 from itertools import chain
 from typing import Any, Final, TypeAlias
 
 from fastapi import FastAPI
 from vllm import envs
 from vllm.exceptions import VLLMValidationError
-from vllm.utils.async_utils import make_async
 
 from common.aio.watched_threads import WatchedThreads
-from common.errors import RequestRejectedError
+from common.errors import OverloadedError, RequestRejectedError
 from frontend.asgi import App, Receive, Scope, Send, as_vllm_error
+from frontend.fetch import MediaLoader, for_user
 from frontend.http.streaming.whole_answers import DeferredParts, entries
+from frontend.media_limits import MediaError
 from frontend.processing import Tokenizing
 from frontend.request_context import current_context
 
@@ -30,18 +33,34 @@ Vllms: TypeAlias = Any
 """An object of vLLM's: a request, its tokenizer, a prompt."""
 
 
-def watch_speech(app: FastAPI, limit_s: float) -> None:
-    """Decode speech in watched threads, replaced if one file takes over ``limit_s`` seconds."""
+def limit_speech(app: FastAPI, loader: MediaLoader) -> None:
+    """Decode speech within the limits on media, in watched threads."""
     for name in _SERVINGS:
         if (serving := getattr(app.state, name, None)) is None:
             continue
         serving._preprocess_executor.shutdown(wait=False)
-        threads = WatchedThreads("speech", envs.VLLM_MAX_AUDIO_PREPROCESS_WORKERS, limit_s)
-        serving._preprocess_executor = threads
-        decode = make_async(serving._decode_and_chunk_speech, executor=threads)
-        serving._decode_and_chunk_speech_async = decode
+        serving._preprocess_executor = WatchedThreads(
+            "speech", envs.VLLM_MAX_AUDIO_PREPROCESS_WORKERS, loader.policy.decode_timeout_s
+        )
+        serving._decode_and_chunk_speech_async = partial(_decode_speech, serving, loader)
         if _lacks_languages(serving):
             serving._detect_language = _refuse_detection
+
+
+async def _decode_speech(serving: Vllms, loader: MediaLoader, sound: bytes) -> Vllms:
+    """Return a sound in pieces and its seconds. Raises VLLMError for a sound that is refused."""
+
+    def load(data: bytes, max_bytes: int) -> Vllms:
+        limited = copy(serving)
+        limited.max_audio_decode_bytes = min(max_bytes, serving.max_audio_decode_bytes)
+        return limited._decode_and_chunk_speech(data)
+
+    try:
+        return await loader.decode_speech(sound, load, serving._preprocess_executor)
+    except MediaError as error:
+        raise for_user(error, "the file") from error
+    except OverloadedError as error:
+        raise as_vllm_error(error) from error
 
 
 def _lacks_languages(serving: Vllms) -> bool:

@@ -1,42 +1,128 @@
-"""Speech that keeps a thread, or that has no language, fails its request alone."""
+"""Speech counts as media do. Some that keeps a thread, or has no language, fails alone."""
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
+import gc
+import io
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
+import soundfile  # type: ignore[import-untyped] # it has no types
 from fastapi import FastAPI
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.model_executor.models.whisper import WhisperForConditionalGeneration
+from vllm.multimodal.media.audio import load_audio_soundfile
 
 from common.errors import ThreadStuckError
 from common.observability.watchdog import WATCHDOG
-from frontend.http.server.serving_threads import watch_speech
+from frontend.fetch import MediaLoader
+from frontend.http.server.serving_threads import limit_speech
+from frontend.media_limits import FetchPolicy
+from tests.clips import sound
 from tests.fakes.hanging import Hanging
 from tests.waiting import until
 
 
+@dataclass
+class Speech:
+    """A serving object of vLLM's with what it needs to decode; ``decoded`` counts."""
+
+    loader: MediaLoader
+    decode: Callable[[bytes], object] | None = None
+    max_audio_decode_bytes: int = 1 << 30
+    model_cls: type = object
+    tokenizer: object = None
+    decoded: list[int] = field(default_factory=list)
+    _decode_and_chunk_speech_async: Any = None
+    _preprocess_executor: Executor = field(default_factory=partial(ThreadPoolExecutor, 1))
+
+    def _decode_and_chunk_speech(self, data: bytes) -> object:
+        if self.decode is not None:
+            return self.decode(data)
+        self.decoded.append(len(data))
+        most = self.max_audio_decode_bytes
+        # By another reader vLLM logs an error, which pytest keeps with frames and samples.
+        samples, rate = load_audio_soundfile(io.BytesIO(data), sr=16_000, max_decode_bytes=most)
+        return [samples[:9], samples[9:]], len(samples) / rate
+
+    async def _detect_language(self, audio: object, request_id: str) -> str:
+        return "en"
+
+
+MakeSpeech = Callable[..., Speech]
+
+
+@pytest.fixture
+async def make_speech() -> AsyncIterator[MakeSpeech]:
+    """Serving objects whose speech is limited by a policy."""
+    async with AsyncExitStack() as made:
+
+        def make(route: str = "transcription", **of: Any) -> Speech:
+            limits = {name: of.pop(name) for name in FetchPolicy.model_fields if name in of}
+            speech = Speech(MediaLoader(FetchPolicy(**limits), 0), **of)
+            made.push_async_callback(speech.loader.close)
+            app = FastAPI()
+            setattr(app.state, f"openai_serving_{route}", speech)
+            limit_speech(app, speech.loader)
+            made.callback(speech._preprocess_executor.shutdown)
+            return speech
+
+        yield make
+
+
 @pytest.mark.parametrize("route", ["transcription", "translation"])
-async def test_it_fails_alone(route: str) -> None:
+async def test_it_fails_alone(route: str, make_speech: MakeSpeech) -> None:
     stuck = WATCHDOG.stuck
-    with Hanging(lambda data: ([data], 1.0)) as decode:
-        serving: Any = SimpleNamespace(
-            _preprocess_executor=ThreadPoolExecutor(1), _decode_and_chunk_speech=decode
-        )
-        app = FastAPI()
-        setattr(app.state, f"openai_serving_{route}", serving)
-        watch_speech(app, 1.0)
+    with Hanging(lambda data: ([np.zeros(1)], 1.0)) as decode:
+        speech = make_speech(route, decode=decode, decode_timeout_s=1.0)
         failed = await asyncio.gather(
-            *(serving._decode_and_chunk_speech_async(b"bad") for _ in range(5)),
+            *(speech._decode_and_chunk_speech_async(sound("bad", 0.1)) for _ in range(5)),
             return_exceptions=True,
         )
         assert [type(each) for each in failed] == [ThreadStuckError] * 5
         assert "speech thread" in str(failed[0])
         decode.hangs = False
-        assert await serving._decode_and_chunk_speech_async(b"good") == ([b"good"], 1.0)
+        assert await speech._decode_and_chunk_speech_async(sound("good")) == ([0.0], 1.0)
     await until(lambda: WATCHDOG.stuck == stuck)
-    serving._preprocess_executor.shutdown()
+
+
+def silence(channels: int, seconds: int) -> bytes:
+    buffer = io.BytesIO()
+    soundfile.write(buffer, np.zeros((seconds * 48_000, channels)), 48_000, format="FLAC")
+    return buffer.getvalue()
+
+
+async def test_it_counts_before_it_is_decoded(make_speech: MakeSpeech) -> None:
+    speech = make_speech(max_request_megapixels=8)
+    bomb = silence(8, 10)
+    assert len(bomb) < 20_000
+    with pytest.raises(VLLMValidationError, match="may have 8 megapixels together"):
+        await speech._decode_and_chunk_speech_async(bomb)
+    with pytest.raises(VLLMValidationError, match="from the file: it begins like none"):
+        await speech._decode_and_chunk_speech_async(b"no sound")
+    assert not speech.decoded
+    pieces, seconds = await speech._decode_and_chunk_speech_async(silence(1, 10))
+    assert (len(pieces[1]), seconds) == (159_991, 10.0)
+
+
+async def test_it_takes_room_as_long_as_a_piece_of_it_is_about(make_speech: MakeSpeech) -> None:
+    speech = make_speech(decoding_megapixels=8)
+    pieces, _ = await speech._decode_and_chunk_speech_async(silence(2, 10))
+    assert speech.loader.budgets.decoding.reserved == 2 * 5 * 480_000
+    with pytest.raises(GracefulHTTPError, match="8 megapixels for decoded media"):
+        await speech._decode_and_chunk_speech_async(silence(2, 10))
+    last = pieces.pop()
+    del pieces
+    gc.collect()
+    assert speech.loader.budgets.decoding.reserved == 2 * 5 * 480_000
+    assert len(last) == 159_991
+    del last
+    await until(lambda: speech.loader.budgets.decoding.reserved == 0)
 
 
 class _Words:
@@ -63,24 +149,11 @@ LANGUAGES = [f"<|{code}|>" for code in WhisperForConditionalGeneration.supported
     ],
 )
 async def test_a_language_that_can_not_be_detected_must_be_named(
-    tokenizer: _Words, detects: bool
+    tokenizer: _Words, detects: bool, make_speech: MakeSpeech
 ) -> None:
-    async def detect(audio: object, request_id: str) -> str:
-        return "en"
-
-    serving: Any = SimpleNamespace(
-        _preprocess_executor=ThreadPoolExecutor(1),
-        _decode_and_chunk_speech=None,
-        _detect_language=detect,
-        model_cls=WhisperForConditionalGeneration,
-        tokenizer=tokenizer,
-    )
-    app = FastAPI()
-    app.state.openai_serving_transcription = serving
-    watch_speech(app, 1.0)
+    speech = make_speech(model_cls=WhisperForConditionalGeneration, tokenizer=tokenizer)
     if detects:
-        assert await serving._detect_language(None, "1") == "en"
+        assert await speech._detect_language(None, "1") == "en"
     else:
         with pytest.raises(VLLMValidationError, match="set language to its ISO 639-1 code"):
-            await serving._detect_language(None, "1")
-    serving._preprocess_executor.shutdown()
+            await speech._detect_language(None, "1")
