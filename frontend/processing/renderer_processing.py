@@ -193,6 +193,8 @@ class RendererProcessing:
         partition: Partition,
     ) -> Any:
         allow(seconds_to_process(mm_data))
+        # Options of a request may enlarge each medium to its limit, so all have one together.
+        media = 1 if options.mm_processor_kwargs else sum(map(len, map(listed, mm_data.values())))
 
         def hashes(by_content: ByContent, inputs: ProcessorInputs) -> dict[str, list[MmHash]]:
             # Never by names. vLLM also has its own: it numbers media that it need not recognize,
@@ -213,7 +215,7 @@ class RendererProcessing:
             self._cache.request(named.values()),
             _placing(),
             said_by_processor(),
-            ProcessorMemory(self._processor, sum(map(len, map(listed, mm_data.values())))),
+            ProcessorMemory(self._processor, media),
         ):
             return self._by_vllm(prompt, mm_data, _names(mm_data, named), *options)
 

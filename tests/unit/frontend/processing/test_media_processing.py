@@ -27,6 +27,7 @@ from common.transfer.arena.arena import Arena
 from common.vllm_compat.renderer_patches import HfProcessorRuns, patch_renderer
 from frontend.fetch.content import DeferredMedium
 from frontend.fetch.loader import MediaLoader
+from frontend.fetch.processor_memory import limit_processors
 from frontend.media_limits.errors import RefusedError, RequestLimitError
 from frontend.media_limits.policy import FetchPolicy
 from frontend.processing import backends, processed_once
@@ -485,6 +486,18 @@ async def test_media_that_cannot_be_put_off_are_decoded_for_vllm(
     assert_equal(await setting.show(decoded("a"), None, uuids=[None, "too"]), theirs)
     assert_equal(await setting.show(None, None, uuids=["mine", "too"]), theirs)
     assert not setting.backend.batches
+
+
+async def test_options_enlarge_all_media_of_a_request_to_one_limit(setting: Setting) -> None:
+    """256 pictures, or films with their sound, had as many limits."""
+    larger = {"size": {"shortest_edge": 1_200_000, "longest_edge": 1_300_000}}
+    limit_processors(FetchPolicy(max_processor_mb=20))
+    try:
+        assert await setting.show(decoded("a"), mm_processor_kwargs=larger)
+        with pytest.raises(VLLMValidationError, match="--media-max-processor-mb"):
+            await setting.show(decoded("b"), decoded("c"), mm_processor_kwargs=larger)
+    finally:
+        limit_processors(FetchPolicy())
 
 
 async def test_sources_are_kept_for_workers_that_process_media_themselves(
