@@ -24,7 +24,7 @@ _REMIND_S: Final = 10.0
 _LEAKS: Final = re.compile(rb"nanobind:| - (leaked|\.\.\.) |See https://nanobind")
 """A binding library of vLLM's reports leaks at every exit, page after page."""
 
-_CAUSE: Final = re.compile(rb"[A-Za-z](Error|Exception): |error: ")
+_CAUSE: Final = re.compile(rb"[A-Za-z](Error|Exception): |error: |did not start: ")
 
 
 class EndedError(MmRouterError):

@@ -246,7 +246,7 @@ async def watch_for_stalls(stall_s: float = STALL_S) -> None:
 def _tell(_: int, frame: FrameType | None) -> None:
     EVENT_LOOP_STALLS.inc()
     logger.warning(
-        "request %s holds the event loop, so no other request goes on: %s",
-        current_request.get() or "(none)",
+        "%s holds the event loop, so no other request goes on: %s",
+        f"request {request}" if (request := current_request.get()) else "work for no request",
         stack_of(frame),
     )
