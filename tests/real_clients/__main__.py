@@ -110,6 +110,11 @@ PROGRAMS: Final = {
     ),
     "aiperf": Program(("aiperf",), "with_aiperf.py"),
     "guidellm": Program(("guidellm[vision]",), "with_guidellm.py", ("torch",)),
+    "open-webui": Program(
+        ("open-webui", "playwright"),
+        "with_open_webui.py",
+        ("accelerate", "faster-whisper", "sentence-transformers", "torch", "transformers"),
+    ),
 }
 
 
@@ -122,7 +127,9 @@ def fleet() -> Iterator[str]:
     """Start a worker with a real engine, and a frontend; give its address."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        worker = start_worker("one", MODEL, place / "cards", place)
+        # Open WebUI's tools take 12,000 tokens, and it says nothing of how long an answer may be.
+        sizes = ("--max-model-len=32768", '--override-generation-config={"max_new_tokens": 32}')
+        worker = start_worker("one", MODEL, place / "cards", place, *sizes)
         flags = ("--tool-strict-level=parameter",)
         frontend = start_frontend("frontend", place / "cards", place, *flags)
         try:
