@@ -54,6 +54,7 @@ from frontend.http.server.not_found import (
 from frontend.http.server.tools import say_where_tool_flags_go
 from frontend.http.settings import HttpSettings
 from frontend.http.streaming.merging import merge_in_linear_time
+from frontend.http.streaming.parsing import derender_aside
 from frontend.http.streaming.stream_errors import say_errors
 from frontend.http.streaming.token_streams import own_streams
 from frontend.workers import Adapters
@@ -93,6 +94,7 @@ async def build_vllm_app(
     content_parts.install()
     merge_in_linear_time()
     own_streams(app)
+    derender_aside(app)
     say_errors(app)
     say_where_tool_flags_go(app)
     _handle_errors(app)

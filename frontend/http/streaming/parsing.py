@@ -9,9 +9,19 @@ import contextvars
 import pickle
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Callable,
+    Coroutine,
+    Mapping,
+    Sequence,
+)
+from copy import copy
+from functools import partial
 from typing import Any, Final, TypeVar
 
+from fastapi import FastAPI
 from vllm.entrypoints.generate.base.protocol import DeltaMessage
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.parser.abstract_parser import Parser
@@ -48,6 +58,23 @@ FEW: Final = 3
 
 THREADS: Final = WatchedThreads("answers", 2, limit_s=float("inf"))
 """Parse whole answers. None is replaced: the length of the answer bounds the work."""
+
+
+DERENDERED_S: Final = 2.0
+"""CPU seconds that parsers may take for one request to derender. vLLM parses all outputs of a
+stream again for each of its pieces."""
+
+FORKED_TOKENS: Final = 4096
+"""Tokens from which outputs are derendered in a process of its own, as :data:`LONG_TEXT`."""
+
+DERENDERING: Final = (
+    "_derender_chat",
+    "_derender_chat_stream_parsed",
+    "_derender_completion",
+    "_derender_text_choices",
+    "_detokenize_delta",
+)
+"""Methods of vLLM's derenderer that it runs on the thread that the texts of all prompts need."""
 
 
 class ParsingTime:
@@ -183,3 +210,75 @@ class ParsesAside(OpenAIServingChat):
     ) -> AsyncGenerator[Any]:
         outputs = result_generator if self.parser_cls is None else paced(result_generator)
         return super().chat_completion_stream_generator(request, outputs, *args, **options)
+
+
+class _Budgeted(Parser):
+    """A parser that shares a time limit with all parsers of its request to derender."""
+
+    spent: ParsingTime
+
+    def parse_delta(self, *args: Any, **options: Any) -> DeltaMessage | None:
+        return self._within_budget(super().parse_delta, *args, **options)
+
+    def parse(self, *args: Any, **options: Any) -> Any:
+        return self._within_budget(super().parse, *args, **options)
+
+    def _within_budget(self, parse: Callable[..., T], *args: Any, **options: Any) -> T:
+        if self.spent.seconds > DERENDERED_S:
+            raise _too_long()
+        began = time.thread_time()
+        try:
+            return parse(*args, **options)
+        finally:
+            self.spent.seconds += time.thread_time() - began
+
+
+def derender_aside(app: FastAPI) -> None:
+    """Derender outputs in threads of ours, with limits on the time of parsers."""
+    serving = getattr(app.state, "serving_derender", None)
+    if serving is None:
+        return
+    derenderer = serving.online_derenderer
+    for name in DERENDERING:
+        if (work := getattr(type(derenderer), name, None)) is not None:  # one is vLLM 0.33's
+            vars(derenderer)[f"{name}_async"] = partial(_derender, derenderer, work)
+
+
+async def _derender(derenderer: Any, work: Callable[..., T], *args: Any, **options: Any) -> T:
+    run = partial(_derendered, derenderer, work, args, options)
+    return await asyncio.get_running_loop().run_in_executor(THREADS, run)
+
+
+def _derendered(
+    derenderer: Any, work: Callable[..., T], args: Sequence[Any], options: Mapping[str, Any]
+) -> T:
+    parser = derenderer.parser
+    if parser is None:
+        return work(derenderer, *args, **options)
+    once = copy(derenderer)
+    once.parser = type(parser.__name__, (_Budgeted, parser), {"spent": ParsingTime()})
+    args = [once.parser if each is parser else each for each in args]  # streams get it as well
+    make = partial(work, once, *args, **options)
+    if sum(map(_tokens_of, args)) <= FORKED_TOKENS:
+        return make()
+
+    def tried(_: None) -> bytes:
+        try:
+            return pickle.dumps((make(), None))
+        except ValueError as error:
+            return pickle.dumps((None, str(error)))
+
+    said = forked(None, tried, BOUNDS)
+    if not said:
+        raise _too_long()
+    made: T
+    made, wrong = pickle.loads(said)
+    if wrong is not None:
+        raise ValueError(wrong)
+    return made
+
+
+def _tokens_of(asked: Any) -> int:
+    choices = getattr(asked, "choices", ())
+    earlier = len(getattr(asked, "output_token_ids", ()))
+    return earlier + sum(len(choice.token_ids or ()) for choice in choices)

@@ -5,6 +5,7 @@ import contextlib
 import datetime
 import io
 import itertools
+import json
 import shutil
 import socket
 import ssl
@@ -20,9 +21,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from starlette.responses import JSONResponse
 
 from common.errors import ConfigurationError
-from frontend.asgi import Door, Message, Receive, Scope, Send
+from frontend.asgi import App, Arrival, Door, Message, Receive, Scope, Send, unanswered
 from frontend.http.error_shapes import say_when_to_retry
 from frontend.http.limits import connection
 from frontend.http.limits.admission import Admission
@@ -391,6 +393,15 @@ async def test_a_host_is_named_since_http_1_1(version: str, status: int) -> None
         reply = await client.reply()
         assert reply.status == status
         assert status == 200 or "one Host" in reply.error()
+
+
+async def test_a_client_of_a_proxy_of_this_host_has_its_own_address() -> None:
+    async def peer(arrival: Arrival) -> App:
+        return JSONResponse(arrival.context.peer)
+
+    async with serving(Door(unanswered, [peer]), HttpSettings()) as server:
+        reply = await server.ask(post("X-Forwarded-For: 192.0.2.7", "Content-Length: 0"))
+    assert json.loads(reply.body) == "192.0.2.7"
 
 
 async def test_a_compressed_body_is_refused() -> None:

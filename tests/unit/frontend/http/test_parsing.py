@@ -18,16 +18,21 @@ from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.exceptions import VLLMValidationError
 from vllm.parser import ParserManager
 from vllm.parser.abstract_parser import Parser
+from vllm.renderers.online_derenderer import OnlineDerenderer
 
 from frontend import request_context
 from frontend.bounded.forks import Bounds
 from frontend.http.streaming import parsing
 from frontend.http.streaming.parsing import (
+    DERENDERED_S,
+    DERENDERING,
     FEW,
+    FORKED_TOKENS,
     LONG_S,
     LONG_TEXT,
     ParsingTime,
     aside,
+    derender_aside,
     paced,
     these,
     timed,
@@ -259,3 +264,91 @@ async def test_an_answer_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(OpenAIServingChat, "chat_completion_full_generator", wrong)
     with pytest.raises(ValueError, match="odd"):
         await chats(Chats, these(1))
+
+
+class Derenderer:
+    """The part of vLLM's that derenders, with a parser that takes a second for each output."""
+
+    def __init__(self, parser: type[Parser] | None) -> None:
+        self.parser = parser
+        self.thread = ""
+
+    def _derender_chat(self, answer: Any) -> list[str]:
+        self.thread = threading.current_thread().name
+        assert self.parser is not None
+        if not answer.choices:
+            raise ValueError("no choices")
+        made: Any = self.parser
+        return [made().parse("text") or str(len(each.token_ids)) for each in answer.choices]
+
+    def _derender_chat_stream_parsed(self, kind: Any, *outputs: str) -> None:
+        parser = kind()
+        for output in outputs:
+            parser.parse_delta(output)
+
+
+class Idle(Parser):
+    def __init__(self) -> None:
+        """Needs no tokenizer."""
+
+    def parse_delta(self, *args: Any, **options: Any) -> None:
+        """Take no time."""
+
+    def parse(self, *args: Any, **options: Any) -> None:
+        """Take no time."""
+
+
+def derendering(parser: type[Parser] | None = Idle) -> Any:
+    derenderer = Derenderer(parser)
+    serving = SimpleNamespace(online_derenderer=derenderer)
+    app: Any = SimpleNamespace(state=SimpleNamespace(serving_derender=serving))
+    derender_aside(app)
+    return derenderer
+
+
+def answer(*tokens: int) -> Any:
+    return SimpleNamespace(choices=[SimpleNamespace(token_ids=[1] * each) for each in tokens])
+
+
+def test_vllms_derenderer_is_taken_over() -> None:
+    there = {name for name in DERENDERING if hasattr(OnlineDerenderer, name)}
+    assert set(DERENDERING) - there <= {"_derender_text_choices"}  # since 0.33
+
+
+async def test_outputs_are_derendered_on_no_thread_of_prompts() -> None:
+    derenderer = derendering()
+    assert await derenderer._derender_chat_async(answer(3, 4)) == ["3", "4"]
+    assert derenderer.thread == ""  # it was a copy's
+    assert await derenderer._derender_chat_async(answer(FORKED_TOKENS, 1)) == ["4096", "1"]
+
+
+async def test_what_is_wrong_with_long_outputs_is_said() -> None:
+    derenderer = derendering()
+    wrong = answer()
+    wrong.output_token_ids = [1] * (FORKED_TOKENS + 1)
+    with pytest.raises(ValueError, match="no choices"):
+        await derenderer._derender_chat_async(wrong)
+
+
+async def test_parsers_of_derendered_outputs_have_a_time_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client sends the outputs: a replayed stream of 8 KB took 40 s."""
+    now = itertools.count(step=DERENDERED_S)
+    monkeypatch.setattr(parsing, "time", SimpleNamespace(thread_time=lambda: next(now)))
+    derenderer = derendering()
+    with pytest.raises(VLLMValidationError, match="takes too long to be parsed"):
+        await derenderer._derender_chat_stream_parsed_async(derenderer.parser, *"abc")
+    with pytest.raises(VLLMValidationError, match="takes too long to be parsed"):
+        await derenderer._derender_chat_async(answer(1, 1, 1))
+
+
+async def test_endless_outputs_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Endless(Idle):
+        def parse(self, *args: Any, **options: Any) -> None:
+            while True:
+                pass
+
+    monkeypatch.setattr(parsing, "BOUNDS", Bounds(1, 1 << 30, 60))
+    with pytest.raises(VLLMValidationError, match="takes too long to be parsed"):
+        await derendering(Endless)._derender_chat_async(answer(FORKED_TOKENS + 1))
