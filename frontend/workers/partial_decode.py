@@ -1,5 +1,6 @@
 """Validate a worker's answers: a bad output ends one request, not the link."""
 
+import itertools
 import json
 import math
 import operator
@@ -114,8 +115,11 @@ def _is_json(value: object) -> bool:
 
 
 def _are_numbers(logprobs: Logprobs) -> bool:
-    """Return whether all are numbers; minus infinity, for an impossible token, is one."""
+    """Return whether all are numbers, of tokens that a tokenizer can look up. Minus infinity, for
+    an impossible token, is one."""
     if isinstance(logprobs, FlatLogprobs) and not _follow_each_other(logprobs):
+        return False
+    if not all(0 <= token < _MAX_TOKEN for token in _tokens(logprobs)):
         return False
     return all(value < math.inf for value in _values(logprobs))  # false for NaN too
 
@@ -131,6 +135,12 @@ def _follow_each_other(flat: FlatLogprobs) -> bool:
         and all(map(operator.le, flat.start_indices, flat.end_indices))
         and (flat.end_indices or [0])[-1] == count
     )
+
+
+def _tokens(logprobs: Logprobs) -> Iterable[int]:
+    if isinstance(logprobs, FlatLogprobs):
+        return logprobs.token_ids
+    return itertools.chain.from_iterable(place or () for place in logprobs)
 
 
 def _values(logprobs: Logprobs) -> Iterable[float]:

@@ -433,6 +433,13 @@ FLAWS: dict[str, Callable[[Output], Output]] = {
     "negative count": lambda good: msgspec.structs.replace(good, num_cached_tokens=-1),
     "no number": lambda good: with_choice(good, logprobs=logprob(math.nan)),
     "too large a number": lambda good: with_choice(good, logprobs=logprob(math.inf)),
+    "of a negative token": lambda good: with_choice(good, logprobs=[{-1: Logprob(-0.5)}]),
+    "of a token of no vocabulary": lambda good: with_choice(
+        good, logprobs=dataclasses.replace(flat([0], [3]), token_ids=[1, 2, 1 << 40])
+    ),
+    "of a token of the prompt": lambda good: msgspec.structs.replace(
+        good, prompt_logprobs=[None, {-1: Logprob(-0.5)}]
+    ),
     "of the prompt": lambda good: msgspec.structs.replace(
         good, prompt_logprobs=[None, *logprob(math.nan)]
     ),
