@@ -86,6 +86,7 @@ PROCESS: Final = (
             "frontend/fetch/decoders.py": ("Image.MAX_IMAGE_PIXELS", "envs.VLLM_MAX_IMAGE_PIXELS"),
             "frontend/fetch/processor_memory.py": (
                 "Image.Image.resize",
+                "WhisperFeatureExtractor._torch_extract_fbank_features",
                 "pictures.__array__",
                 "pictures.__array_interface__",
             ),

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch.overrides import TorchFunctionMode
+from transformers import WhisperFeatureExtractor
 from vllm.multimodal.processing import BaseMultiModalProcessor
 
 from common.media.picture_strips import is_large, strips
@@ -25,6 +26,8 @@ media. Measured: 12.2 to 13.0 with Qwen2-VL's and Qwen2.5-Omni's processors."""
 
 _INTEGER_BYTES: Final = 4
 """The same where the engine normalizes pixels (``--mm-device-do-normalize``): 3.0 to 3.6."""
+
+_SPECTRA: Final[Any] = WhisperFeatureExtractor._torch_extract_fbank_features
 
 _PIL_RESIZE: Final = Image.Image.resize
 _PIL_ARRAY: Final[Any] = Image.Image.__array_interface__
@@ -90,6 +93,7 @@ class ProcessorMemory(TorchFunctionMode):
 def limit_processors(policy: FetchPolicy) -> None:
     """Set the limit per medium for the processors of this process. Idempotent."""
     ProcessorMemory.limit = policy.max_processor_bytes
+    WhisperFeatureExtractor._torch_extract_fbank_features = _spectra
     Image.Image.resize = _resize  # type: ignore[method-assign] # one for all pictures
     pictures: Any = Image.Image
     if hasattr(pictures, "__array_interface__"):
@@ -115,6 +119,22 @@ def _array(self: Image.Image, dtype: Any = None, copy: bool | None = None) -> np
         whole[top : top + strip.height] = values.reshape(-1, self.width, bands)
     made = whole if bands > 1 else whole[..., 0]
     return made if dtype is None else made.astype(dtype, copy=False)
+
+
+@wraps(_SPECTRA)
+def _spectra(self: Any, waveform: np.ndarray, device: str = "cpu") -> np.ndarray:
+    """Return the log-mel spectra of padded sounds, computing only one frame of the padding: each
+    short sound took 0.2 to 1 s where a model pads to 300 s.
+    """
+    heard = int(np.flatnonzero(waveform.any(axis=0))[-1:].sum()) + 1
+    needed = -(-(heard + self.n_fft) // self.hop_length) * self.hop_length
+    can_be_cut = waveform.ndim == 2 and not self.dither and self.n_fft >= 2 * self.hop_length
+    if device != "cpu" or not can_be_cut or needed >= waveform.shape[-1]:
+        whole: np.ndarray = _SPECTRA(self, waveform, device)
+        return whole
+    some = _SPECTRA(self, waveform[:, :needed], device)
+    missing = waveform.shape[-1] // self.hop_length - some.shape[-1]
+    return np.concatenate([some, np.repeat(some[..., -1:], missing, axis=-1)], axis=-1)
 
 
 class _Interface:

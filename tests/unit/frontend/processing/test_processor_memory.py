@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from transformers import WhisperFeatureExtractor
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers import BaseRenderer
 
 from common.media.decoded_media import check_options
 from common.vllm_compat.renderer_patches import HfProcessorRuns, patch_renderer
-from frontend.fetch.processor_memory import ProcessorMemory, limit_processors
+from frontend.fetch.processor_memory import _SPECTRA, ProcessorMemory, limit_processors
 from frontend.media_limits.errors import RefusedError
 from frontend.media_limits.policy import FetchPolicy
 from frontend.processing.batch import Batch, MediaOptions, Processed, process
@@ -169,3 +171,39 @@ def test_other_pictures_become_the_arrays_that_they_were(mode: str) -> None:
     assert array.shape[:2] == (20, 33)
     raw = ("raw", "L") if mode == "1" else ()
     assert array.tobytes() == shown.tobytes(*raw)
+
+
+@pytest.mark.parametrize("chunk_s", [30, 300])
+@pytest.mark.parametrize("samples", [1, 159, 160, 1000, 16_001, 400_000, 479_999, 480_000])
+def test_padding_of_a_sound_costs_one_frame(
+    chunk_s: int, samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """150 sounds of a second held the one thread of processors for 150 s."""
+    limit_processors(FetchPolicy())
+    ear = WhisperFeatureExtractor(feature_size=128, chunk_length=chunk_s)
+    heard = np.random.default_rng(samples).standard_normal((2, samples)).astype(np.float32)
+    heard[1, samples // 2 :] = 0
+    padded = np.zeros((2, chunk_s * 16_000), np.float32)
+    padded[:, :samples] = heard
+    theirs = _SPECTRA(ear, padded)
+    ours = ear._torch_extract_fbank_features(padded)
+    assert ours.shape == theirs.shape
+    assert np.allclose(ours, theirs, rtol=0, atol=1e-6)
+    computed: list[int] = []
+    stft = torch.stft
+
+    def noted(wave: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        computed.append(wave.shape[-1])
+        return stft(wave, *args, **kwargs)
+
+    monkeypatch.setattr(torch, "stft", noted)
+    ear._torch_extract_fbank_features(padded)
+    assert computed[0] <= samples + ear.n_fft + ear.hop_length
+
+
+def test_silence_has_the_spectrum_of_all_of_it() -> None:
+    limit_processors(FetchPolicy())
+    ear = WhisperFeatureExtractor(feature_size=128)
+    silence = np.zeros((1, 480_000), np.float32)
+    ours = ear._torch_extract_fbank_features(silence)
+    assert np.array_equal(ours, _SPECTRA(ear, silence))
