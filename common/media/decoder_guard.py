@@ -157,14 +157,21 @@ def guard_decoders() -> None:
 def _load_deep(self: ImageMediaIO, data: bytes) -> MediaWithBytes[Image.Image]:
     """Load like vLLM, but convert grey of 9 to 16 bits to 8: Pillow would clip all above 255 to
     white. Marks it in the hashed configuration, since vLLM makes other pixels of the same bytes."""
-    loaded: MediaWithBytes[Image.Image] = _VLLMS_LOAD(self, data)
     if self.image_mode is None or not (bits := _deep_bits(data)):
+        loaded: MediaWithBytes[Image.Image] = _VLLMS_LOAD(self, data)
         return loaded
     plain = copy(self)
     plain.image_mode = None
-    deep = np.asarray(_VLLMS_LOAD(plain, data).media)
-    grey = Image.fromarray((deep >> (bits - 8)).astype(np.uint8))
-    config = {**(loaded.io_config or {}), "bits": 8}
+    deep = _VLLMS_LOAD(plain, data).media
+    grey = Image.new("L", deep.size)
+    for top, strip in strips(deep):
+        values = np.asarray(strip) >> (bits - 8)
+        grey.paste(Image.fromarray(values.astype(np.uint8)), (0, top))
+    config = {
+        "image_mode": self.image_mode,
+        "rgba_background_color": self.rgba_background_color,
+        "bits": 8,
+    }
     return MediaWithBytes(self._convert_image_mode(grey), data, config)
 
 
@@ -189,13 +196,13 @@ def _open_avif(fp: IO[bytes], filename: str | bytes = "") -> ImageFile.ImageFile
 def _deep_bits(data: bytes) -> int:
     """Return the bits of a grey pixel if they are more than 8, else 0. Raises ValueError for
     numbers without a known range, which would come out black or white."""
-    with image.open_image(BytesIO(data)) as opened:
+    with contextlib.suppress(OSError), image.open_image(BytesIO(data)) as opened:
         if opened.mode in _DEEP or (opened.mode == "I" and opened.format in ("PNG", "PPM")):
             tags = getattr(opened, "tag_v2", {})
             return max(8, *np.atleast_1d(tags.get(TiffImagePlugin.BITSPERSAMPLE, _PNG_BITS)))
         if opened.mode in _ENDLESS:
             raise ValueError(_UNKNOWN_RANGE)
-        return 0
+    return 0
 
 
 @wraps(_VLLMS_CONVERT)

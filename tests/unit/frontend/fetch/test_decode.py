@@ -374,6 +374,17 @@ def test_a_large_picture_becomes_rgb_as_by_vllm(mode: str, transparency: int | N
     assert loaded.media.tobytes() == theirs.tobytes()
 
 
+def test_a_large_deep_picture_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice, and in arrays, 67 megapixels of 16 bits took a gigabyte."""
+    grey = np.arange(LARGE[0] * LARGE[1]).astype(np.uint16).reshape(LARGE[::-1])
+    buffer = io.BytesIO()
+    Image.fromarray(grey).save(buffer, "PNG", compress_level=1)
+    decodings = calls_of(monkeypatch, PngImagePlugin.PngImageFile, "load_end")
+    loaded: Any = decoded(buffer.getvalue(), limited())
+    assert len(decodings) == 1 and loaded.media.mode == "RGB"
+    assert np.array_equal(np.asarray(loaded.media)[..., 2], grey >> 8)
+
+
 def test_a_png_that_is_cut_or_damaged_is_refused() -> None:
     """Whatever stands behind the cut: Pillow took junk for pixels."""
     whole = picture("whole", (64, 64))
