@@ -93,7 +93,6 @@ def show_status(argv: Sequence[str]) -> int:
     try:
         asking = _Asking(found.url, _first_key(found.admin_key_file), found.ca_file)
         workers = asking.get("/mmrouter/workers", list[_Worker])
-        workers.sort(key=lambda each: each.worker_id)
         refused = asking.get("/mmrouter/workers/refused", list[_Refused])
     except HTTPError as error:
         said = error.read(2000).decode(errors="replace")
