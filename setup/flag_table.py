@@ -8,9 +8,10 @@ from enum import StrEnum
 from typing import Final
 
 import shtab
+from pydantic.fields import FieldInfo
 
 from common.cli.flag_settings import FlagSettings, add_all
-from common.cli.known_flags import KnownFlags
+from common.cli.known_flags import KnownFlags, Number
 from common.cli.vllm_command_line import VllmParser
 from common.cli.vllm_flags import NAMES
 
@@ -86,6 +87,12 @@ def make_table(
         for name, field in group.declared().items()
         if isinstance(field.default, StrEnum)
     ]
+    numbers = {
+        (group.flag(name), group.variable(name)): _number(field)
+        for group in groups
+        for name, field in group.declared().items()
+        if field.annotation in (int, float) and name not in group.variables
+    }
     first = [("needed first", [by_flag[flag] for flag in command.first])]
     return KnownFlags(
         prog=command.prog,
@@ -94,9 +101,20 @@ def make_table(
         flags=frozenset({*by_flag, *own, "-h"}),
         refused={name: reason for name in sorted(NAMES) if (reason := refusal(name))},
         choices={flag: [str(each) for each in kind] for flag, _, kind in chosen},
-        variables={flag: variable for flag, variable, _ in chosen},
+        variables={flag: variable for flag, variable, _ in chosen} | dict(numbers.keys()),
+        numbers={flag: number for (flag, _), number in numbers.items()},
         scripts={shell: _script(command, (*ours.actions, *taken), own, shell) for shell in SHELLS},
     )
+
+
+def _number(field: FieldInfo) -> Number:
+    bounds = {
+        name: getattr(each, name)
+        for each in field.metadata
+        for name in ("ge", "gt", "le", "lt")
+        if getattr(each, name, None) is not None
+    }
+    return Number(whole=field.annotation is int, **bounds)
 
 
 def _by_group(

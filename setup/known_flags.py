@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from common.cli.known_flags import KnownFlags, file_of
+from common.cli.known_flags import KnownFlags, Number, file_of
 from common.vllm_compat.preflight import use_cpu_only
 
 # Flags that people need first, in the order of the help.
@@ -57,7 +57,11 @@ def tables() -> dict[str, KnownFlags]:
     }
     usage = "MODEL [flags]"
     return {
-        "frontend": msgspec.structs.replace(front, parsers=parsers),
+        "frontend": msgspec.structs.replace(
+            front,
+            parsers=parsers,
+            numbers=front.numbers | {"--port": Number(whole=True, ge=0, le=65535)},
+        ),
         "worker": make_table(
             Command("mmrouter-worker", worker.PROG, usage, worker.ABOUT, _WORKER_FIRST, model=True),
             worker.GROUPS,

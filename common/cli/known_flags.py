@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from itertools import takewhile
 from pathlib import Path
-from typing import Final, NoReturn, Self
+from typing import Annotated, Final, NoReturn, Self
 
 import msgspec
+from pydantic import Field, TypeAdapter, ValidationError
 
 from common.cli.command_line import ConfigSettings, Names
 from common.cli.flag_settings import ConfigFile, is_empty, unknown
@@ -21,6 +22,26 @@ from common.errors import ConfigurationError
 from common.extensions import ROUTER_MODES, names_of
 
 _PLUGINS: Final = "vllm.general_plugins"
+
+
+class Number(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Type and range of a flag's value; ``whole`` for integers."""
+
+    whole: bool = False
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+
+    def fault_of(self, value: object) -> str | None:
+        """Return why a value is none, as its settings would say it."""
+        kind = int if self.whole else float
+        bounds = Field(ge=self.ge, gt=self.gt, le=self.le, lt=self.lt)
+        try:
+            TypeAdapter(Annotated[kind, bounds]).validate_python(value)
+        except ValidationError as error:
+            return error.errors()[0]["msg"]
+        return None
 
 
 class KnownFlags(msgspec.Struct, frozen=True):
@@ -32,7 +53,8 @@ class KnownFlags(msgspec.Struct, frozen=True):
         flags: names of all flags, those with one dash too.
         refused: reasons why vLLM's flags are not taken, by name with underscores.
         choices: allowed values of our flags.
-        variables: the environment variable of each flag in ``choices``.
+        numbers: those of our flags that take one.
+        variables: the environment variable of each flag in ``choices`` and ``numbers``.
         parsers: names of vLLM's parsers, by flag.
         scripts: completion, by shell.
     """
@@ -46,6 +68,7 @@ class KnownFlags(msgspec.Struct, frozen=True):
     variables: dict[str, str]
     scripts: dict[str, str]
     parsers: dict[str, list[str]] = {}
+    numbers: dict[str, Number] = {}
 
     @classmethod
     def of(cls, command: str) -> Self | None:
@@ -56,8 +79,8 @@ class KnownFlags(msgspec.Struct, frozen=True):
             return None
 
     def check(self, argv: Sequence[str], names: Names, environ: Mapping[str, str]) -> None:
-        """Raise ConfigurationError for an unknown flag or key, or a value outside its choices.
-        Other values are checked later, by the parsers."""
+        """Raise ConfigurationError for an unknown flag or key, or a value outside its choices or
+        range. Other values are checked later, by the parsers."""
         words = names.in_arguments(takewhile(lambda word: word != "--", argv))
         for word in words:
             flag = word.partition("=")[0]
@@ -80,10 +103,24 @@ class KnownFlags(msgspec.Struct, frozen=True):
                 raise ConfigurationError(f"{flag}: {hint}")
         path = value_of(ConfigSettings.flag("config"), words)
         path = path or environ.get(ConfigSettings.variable("config"))
+        keys: Mapping[str, object] = {}
         if path and not is_empty(path):
-            for key in names.in_file(ConfigFile.read(Path(path))).values:
-                if f"-{key}" not in self.flags and (fault := self._fault_of(f"--{key}", key)):
-                    raise ConfigurationError(f"{path}: {fault}")
+            keys = names.in_file(ConfigFile.read(Path(path))).values
+        for key in keys:
+            if f"-{key}" not in self.flags and (fault := self._fault_of(f"--{key}", key)):
+                raise ConfigurationError(f"{path}: {fault}")
+        for flag, number in self.numbers.items():
+            variable, key = self.variables.get(flag, ""), flag.removeprefix("--")
+            layers = [
+                (flag, value_of(flag, words)),
+                (variable, environ.get(variable) or None),
+                (f"{path}: {key}", keys.get(key)),
+            ]
+            said = next((each for each in layers if each[1] is not None), None)
+            if said is None or isinstance(said[1], bool):  # the settings say what is wrong
+                continue
+            if fault := number.fault_of(said[1]):
+                raise ConfigurationError(f"{said[0]}={said[1]!r} is unusable: {fault}")
 
     def _fault_of(self, flag: str, shown: str | None = None) -> str | None:
         """Return the fault of a flag, perhaps with a field; ``shown`` is the flag as written."""

@@ -56,6 +56,7 @@ def test_the_files_are_made_from_this_vllm() -> None:
         (["--check-flags", "--log-format=json"], 0, "flags"),
         (["--fleet-key-fil=x"], 2, "did you mean --fleet-key-file?"),
         (["--log-format=xml"], 2, "--log-format='xml' is unusable: it is one of text, json"),
+        (["--drain-timeout=-1"], 2, "--drain-timeout='-1' is unusable: Input should be greater"),
         (["--help=nothing"], 2, "--help takes nothing, or all"),
     ],
 )
@@ -125,8 +126,41 @@ def test_a_choice_in_the_environment() -> None:
 
 
 @pytest.mark.parametrize(
+    ("flags", "environ", "says"),
+    [
+        (["--max-inflight=0"], {}, "--max-inflight='0' is unusable: "),
+        (["--max-inflight", "many"], {}, "--max-inflight='many' is unusable: "),
+        (["--max-concurrent-requests=0"], {}, "--max-inflight='0' is unusable: "),
+        ([], {"MMROUTER_MAX_INFLIGHT": "1.5"}, "MMROUTER_MAX_INFLIGHT='1.5' is unusable: "),
+        (["--max-inflight=3"], {"MMROUTER_MAX_INFLIGHT": "0"}, None),
+    ],
+)
+def test_a_number_is_refused_as_by_its_settings(
+    flags: list[str], environ: dict[str, str], says: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentence = fault("frontend", *flags, **environ)
+    if says is None:
+        assert sentence is None
+        return
+    assert sentence is not None and sentence.startswith(says)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
+        for name, value in environ.items():
+            patch.setenv(name, value)
+        frontend.args.parse(flags)
+    assert f"error: {sentence}\n" in capsys.readouterr().err
+
+
+def test_a_port_that_there_is_not() -> None:
+    for port in ("65536", "x", "-1"):
+        sentence = fault("frontend", f"--port={port}")
+        assert sentence is not None and sentence.startswith(f"--port={port!r} is unusable: ")
+
+
+@pytest.mark.parametrize(
     ("text", "says"),
     [
+        ("max-inflight: 0", "max-inflight=0 is unusable: "),
+        ("max-inflight: 8", None),
         ("port: 8000\nrouter_mode: kv\nhttp-host: localhost", None),
         ("prot: 8000", "prot is unknown; did you mean port?"),
         ("max-model-len: 5", "max-model-len means nothing here: "),
