@@ -109,12 +109,21 @@ class KnownFlags(msgspec.Struct, frozen=True):
         for key in keys:
             if f"-{key}" not in self.flags and (fault := self._fault_of(f"--{key}", key)):
                 raise ConfigurationError(f"{path}: {fault}")
+        self._check_numbers(words, environ, keys, f"{path}: ")
+
+    def _check_numbers(
+        self,
+        words: Sequence[str],
+        environ: Mapping[str, str],
+        keys: Mapping[str, object],
+        file: str,
+    ) -> None:
         for flag, number in self.numbers.items():
             variable, key = self.variables.get(flag, ""), flag.removeprefix("--")
             layers = [
                 (flag, value_of(flag, words)),
                 (variable, environ.get(variable) or None),
-                (f"{path}: {key}", keys.get(key)),
+                (file + key, keys.get(key)),
             ]
             said = next((each for each in layers if each[1] is not None), None)
             if said is None or isinstance(said[1], bool):  # the settings say what is wrong
