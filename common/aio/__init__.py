@@ -1,1 +1,1 @@
-"""Tasks, threads, signals and cleanup that outlive one call."""
+"""Tasks, threads, child processes and their messages, signals and cleanup."""

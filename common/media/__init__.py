@@ -1,1 +1,1 @@
-"""Inspect encoded media before decoding, and limit the decoders."""
+"""Inspect encoded media before decoding, limit the decoders, and partition cached media."""

@@ -1,1 +1,1 @@
-"""The request plane: cards, messages, frames and sockets between frontends and workers."""
+"""The request plane: cards, messages, frames, sockets, and the states of a request."""

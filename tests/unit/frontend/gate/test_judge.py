@@ -12,7 +12,7 @@ from transformers import ProcessorMixin, PythonBackend
 
 from common.errors import RequestRejectedError
 from frontend.gate.fail_fast import fail_fast
-from frontend.gate.fields import FIELDS, INPUTS, KINDS, MESSAGES, NESTED, UNKNOWN
+from frontend.gate.fields import FIELDS, INPUTS, KINDS, MESSAGES, NESTED, OF_EACH_PROMPT, UNKNOWN
 from frontend.gate.judge import NOT_FROM_CLIENTS, RENDERER_OPTIONS, judge
 from setup.limits_page import page
 from tests.by_version import since_033
@@ -237,6 +237,12 @@ def test_the_table_has_no_limit_without_a_reason() -> None:
     assert all(limit.why for limit in (*KINDS.values(), UNKNOWN))
     assert set(KINDS.values()) == {FIELDS[name] for name in FIELDS}
     assert INPUTS.values >= MESSAGES.values
+
+
+def test_a_new_kind_is_shared_by_prompts_or_not() -> None:
+    own = {"plain", "text", "messages", "inputs", "results", "chunk"}
+    shared = {name for name, limit in KINDS.items() if limit in OF_EACH_PROMPT}
+    assert shared == KINDS.keys() - own, "add it to OF_EACH_PROMPT, or to `own` here"
 
 
 def test_the_page_is_made_from_the_table() -> None:
