@@ -106,8 +106,8 @@ _DEEP: Final = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
 _PNG_BITS: Final = 16
 _ENDLESS: Final = ("I", "F")
 _UNKNOWN_RANGE: Final = (
-    "Its pixels are signed, 32-bit or floating-point numbers of an unknown range: send a picture "
-    "of 8 or 16 bits"
+    "Its pixels are signed, 32-bit or floating-point numbers that are not from 0 to 255: send a "
+    "picture of 8 or 16 bits"
 )
 
 _NO_TORCHCODEC: Final = "TorchCodec can't be kept from opening what a medium refers to"
@@ -195,13 +195,15 @@ def _open_avif(fp: IO[bytes], filename: str | bytes = "") -> ImageFile.ImageFile
 
 def _deep_bits(data: bytes) -> int:
     """Return the bits of a grey pixel if they are more than 8, else 0. Raises ValueError for
-    numbers without a known range, which would come out black or white."""
+    signed, 32-bit or float ones that are not from 0 to 255, which would come out black or white."""
     with contextlib.suppress(OSError), image.open_image(BytesIO(data)) as opened:
         if opened.mode in _DEEP or (opened.mode == "I" and opened.format in ("PNG", "PPM")):
             tags = getattr(opened, "tag_v2", {})
             return max(8, *np.atleast_1d(tags.get(TiffImagePlugin.BITSPERSAMPLE, _PNG_BITS)))
         if opened.mode in _ENDLESS:
-            raise ValueError(_UNKNOWN_RANGE)
+            low, high = opened.getextrema()
+            if not 0 <= low <= high <= 255 or 0 < high <= 1:
+                raise ValueError(_UNKNOWN_RANGE)
     return 0
 
 

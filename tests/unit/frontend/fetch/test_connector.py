@@ -146,11 +146,20 @@ async def test_grey_of_an_unknown_range_is_refused(
     make_loader: MakeLoader, bits: int, kind: int, dtype: str
 ) -> None:
     guard_decoders()
-    url = data_uri(tiff(bits, kind, np.arange(256).astype(dtype).tobytes()))
-    with pytest.raises(ValueError, match="of an unknown range: send a picture of 8 or 16 bits"):
-        await FrontendMediaConnector(make_loader()).fetch_image_async(url)
-    as_it_is = FrontendMediaConnector(make_loader(), {"image": {"image_mode": None}})
-    assert np.asarray((await as_it_is.fetch_image_async(url)).media).max() == 255
+
+    async def loaded(values: np.ndarray, **options: dict[str, object]) -> np.ndarray:
+        url = data_uri(tiff(bits, kind, values.astype(dtype).tobytes()))
+        connector = FrontendMediaConnector(make_loader(), options)
+        return np.asarray((await connector.fetch_image_async(url)).media)
+
+    levels = np.arange(256)
+    assert (await loaded(levels)).reshape(256, 3)[:, 0].tolist() == levels.tolist()
+    from_0_to_1 = [levels / 255] if dtype == "<f4" else []
+    for values in (levels * 100, *from_0_to_1):
+        with pytest.raises(ValueError, match="not from 0 to 255: send a picture of 8 or 16 bits"):
+            await loaded(values)
+        as_it_is = await loaded(values, image={"image_mode": None})
+        assert as_it_is.max() == values.astype(dtype).max()
 
 
 @pytest.mark.parametrize("format_", ["PNG", "TIFF", "PPM"])
