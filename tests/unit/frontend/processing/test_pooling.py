@@ -450,21 +450,27 @@ async def test_one_request_has_no_more_inputs_than_allowed(card: WorkerCard) -> 
         assert (await pooling.post("/v1/embeddings", input=[5] * 100)).status_code == 200
 
 
+def held_up(pooling: Pooling) -> asyncio.Event:
+    """Keep all engines from answering until the event is set."""
+    going = asyncio.Event()
+
+    async def waiting(submit: Submit, items: Items) -> AsyncGenerator[PoolingRequestOutput]:
+        await going.wait()
+        yield pooled(1.0)
+
+    for engine in pooling.lab.engines.values():
+        engine.script = waiting
+    return going
+
+
 async def test_all_requests_have_no_more_inputs_than_allowed(
     card: WorkerCard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pooling_limits, "MAX_INPUTS", 2)
     settings = HttpSettings(max_pooling_inputs=2)
     async with pooling_frontend(card, settings) as pooling:
-        going = asyncio.Event()
-
-        async def waiting(submit: Submit, items: Items) -> AsyncGenerator[PoolingRequestOutput]:
-            await going.wait()
-            yield pooled(1.0)
-
+        going = held_up(pooling)
         engines = pooling.lab.engines.values()
-        for engine in engines:
-            engine.script = waiting
         first = asyncio.create_task(pooling.embed("a", "b"))
         await until(lambda: sum(engine.running for engine in engines) == 2)
         refused = await pooling.embed("c")
@@ -534,15 +540,8 @@ async def test_all_requests_have_no_more_tokens_than_allowed(
     monkeypatch.setattr("frontend.http.settings.TOKENS_AN_INPUT", 1)
     monkeypatch.setattr(pooling_limits, "LARGEST_REQUESTS", 1)
     async with pooling_frontend(card) as pooling:
-        going = asyncio.Event()
-
-        async def waiting(submit: Submit, items: Items) -> AsyncGenerator[PoolingRequestOutput]:
-            await going.wait()
-            yield pooled(1.0)
-
+        going = held_up(pooling)
         engines = pooling.lab.engines.values()
-        for engine in engines:
-            engine.script = waiting
         first = asyncio.create_task(pooling.embed(" a" * 1500))
         await until(lambda: sum(engine.running for engine in engines) == 1)
         refused = await pooling.embed(" a" * 1000)
