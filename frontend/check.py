@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from common.cli.known_flags import version_line
 from common.errors import ConfigurationError
 from common.transfer.arena import SHARED_MEMORY
 from common.transfer.nixl_processes import nixl_installed
+from common.transfer.pages import container_memory
 from common.transfer.transports import TransferMode
 from common.vllm_compat.features import INSTALLED, SUPPORTED
 from frontend.args import FrontendArgs, parse
@@ -27,7 +27,6 @@ from frontend.fetch import FILM, PICTURE, SOUND, ProbedFormat, limit_decoders, p
 from frontend.http import attainable_files, files_needed
 from frontend.processing import missing_package
 
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _GIB = 1 << 30
 
 
@@ -137,8 +136,7 @@ def _report_shared_memory(report: Report, args: FrontendArgs) -> None:
     report.lines.append(
         f"{SHARED_MEMORY}: {free / _GIB:.2f} of {size / _GIB:.2f} GiB are free; {verdict}"
     )
-    with contextlib.suppress(OSError, ValueError):
-        limit = int(_CGROUP_LIMIT.read_text())  # "max" where there is none
+    if (limit := container_memory()) is not None:
         report.lines.append(f"memory of this container: {limit / _GIB:.2f} GiB, shared memory too")
     report.lines.append(f"NIXL: {_version('nixl') if nixl_installed() else 'not installed'}")
     if args.transfer is TransferMode.NIXL and not nixl_installed():

@@ -8,7 +8,6 @@ import asyncio
 import itertools
 import logging
 import math
-import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
@@ -64,6 +63,7 @@ from common.request_plane.protocol import (
 from common.request_plane.wire import About, Codec
 from common.transfer.base import Attachment
 from common.transfer.handshake import TransferOffer, parse_offer
+from common.transfer.pages import usable_memory
 
 logger = logging.getLogger(__name__)
 
@@ -103,9 +103,7 @@ MAX_SESSION_ASIDES = 2048
 MAX_FRAME_BYTES = 4 << 30
 """A frame holds at most one tensor of one media item. A sender of more is cut off."""
 
-MAX_FRAMES_BYTES = max(
-    MAX_FRAME_BYTES, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 8
-)
+MAX_FRAMES_BYTES = max(MAX_FRAME_BYTES, usable_memory() // 8)
 """Limit of the inline media and embeddings of all requests together."""
 
 RECEIVE_QUEUE = 100

@@ -1,9 +1,11 @@
 """Memory operations that Python lacks."""
 
+import contextlib
 import ctypes
 import logging
 import mmap
 import os
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -14,6 +16,8 @@ LARGE: Final = 8 << 20  # bytes of a piece that is mapped by itself. Pillow's ha
 
 KEPT: Final = 2 * LARGE
 """Bytes at the end of a thread's heap that stay: the tensors and pixels of the next picture."""
+
+_CONTAINER_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
@@ -28,6 +32,19 @@ def give_back_large_memory() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, LARGE)
         mallopt(_M_TRIM_THRESHOLD, KEPT)
+
+
+def container_memory() -> int | None:
+    """Return the bytes that this container may take, shared memory included; None if no limit."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(_CONTAINER_LIMIT.read_text())  # "max" where there is none
+    return None
+
+
+def usable_memory() -> int:
+    """Return the bytes of this machine's memory, or of its part for this container."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(physical, container_memory() or physical)
 
 
 # asm-generic/mman-common.h

@@ -2,6 +2,11 @@
 
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+from common.transfer import pages
 
 SCRIPT = """
 import ctypes
@@ -56,3 +61,15 @@ print(end - libc.sbrk(0))
 def test_the_next_picture_finds_the_pages_of_the_last() -> None:
     ran = subprocess.run([sys.executable, "-c", KEPT], capture_output=True, text=True, check=True)
     assert int(ran.stdout) == 0, "bytes went back to the system"
+
+
+@pytest.mark.parametrize(("limit", "usable"), [("1048576\n", 1 << 20), ("max\n", None)])
+def test_a_container_has_the_memory_that_it_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, usable: int | None
+) -> None:
+    given = tmp_path / "memory.max"
+    monkeypatch.setattr(pages, "_CONTAINER_LIMIT", given)
+    whole = pages.usable_memory()
+    given.write_text(limit)
+    assert pages.container_memory() == usable
+    assert pages.usable_memory() == (usable or whole)
