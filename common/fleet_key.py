@@ -51,18 +51,13 @@ class FleetKey:
         key, or libzmq has no CURVE."""
         if not zmq.has("curve"):
             raise ConfigurationError("this build of libzmq has no CURVE, so no fleet key can work")
-        try:
-            mode = path.stat().st_mode
-            lines = path.read_text().splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"the fleet key {path} can't be read: {error}") from error
+        words, mode = read_lines(path, "the fleet key")
         # The group may read: Kubernetes mounts secrets like that for an unprivileged user.
         if mode & 0o027:
             raise ConfigurationError(
                 f"the fleet key {path} is open to other users (mode {mode & 0o777:o}): "
                 f"chmod 600 {path}"
             )
-        words = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
         try:
             (word,) = words
             seed = bytes.fromhex(word)
@@ -81,6 +76,16 @@ class FleetKey:
     def fingerprint(self) -> str:
         """Identifies the key without revealing it."""
         return hashlib.sha256(self.worker.public + self.frontend.public).hexdigest()[:16]
+
+
+def read_lines(path: Path, what: str) -> tuple[list[str], int]:
+    """Return the lines of a key file without empty ones and comments, and its mode. Raises
+    ConfigurationError: it can't be read."""
+    try:
+        lines, mode = map(str.strip, path.read_text().splitlines()), path.stat().st_mode
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{what} {path} can't be read: {error}") from error
+    return [line for line in lines if line and not line.startswith("#")], mode
 
 
 def new(path: Path) -> None:

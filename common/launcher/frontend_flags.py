@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import ConfigurationError
+from common.fleet_key import read_lines
 
 READ = ("--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certs")
 """Files that must be there."""
@@ -66,15 +67,10 @@ def read_config(path: Path) -> dict[str, object]:
 def key(given: object, file: str) -> tuple[str, str]:
     """Return an API key, and a shell expression for it that does not show it."""
     keys = [given] if isinstance(given, str) else list(given) if isinstance(given, list) else []
-    if file:
-        try:
-            lines = [line.strip() for line in Path(file).read_text().splitlines()]
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"the API keys in {file} can't be read: {error}") from None
-        if kept := [line for line in lines if line and not line.startswith("#")]:
-            pattern = shlex.quote("^[^#[:space:]]")
-            place = shlex.quote(str(Path(file).resolve()))
-            return kept[0], f"$(grep -m 1 {pattern} {place})"
+    if file and (kept := read_lines(Path(file), "the API keys in")[0]):
+        pattern = shlex.quote("^[^#[:space:]]")
+        place = shlex.quote(str(Path(file).resolve()))
+        return kept[0], f"$(grep -m 1 {pattern} {place})"
     if keys:
         return str(keys[0]), "$API_KEY"
     variable = os.environ.get("VLLM_API_KEY", "")

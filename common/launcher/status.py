@@ -14,6 +14,9 @@ from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_ope
 
 import msgspec
 
+from common.errors import ConfigurationError
+from common.fleet_key import read_lines
+
 _Answer = TypeVar("_Answer")
 
 _TIMEOUT_S: Final = 10.0
@@ -73,6 +76,35 @@ class _Refused(msgspec.Struct):
 
 def show_status(argv: Sequence[str]) -> int:
     """Print the table. Return 0 if a worker is healthy, 1 if none is, 2 if no frontend answered."""
+    found = _parsed(argv)
+    try:
+        file = found.admin_key_file
+        keys = [] if file is None else read_lines(file, "the admin keys in")[0]
+        asking = _Asking(found.url, next(iter(keys), None), found.ca_file)
+        workers = asking.get("/mmrouter/workers", list[_Worker])
+        refused = asking.get("/mmrouter/workers/refused", list[_Refused])
+    except HTTPError as error:
+        said = error.read(2000).decode(errors="replace")
+        print(_printable(f"{found.url} answers {error.code}: {said}"), file=sys.stderr)
+        return 2
+    except ConfigurationError as error:
+        print(_printable(str(error)), file=sys.stderr)
+        return 2
+    except (OSError, HTTPException, ValueError, msgspec.DecodeError) as error:
+        reason = error.reason if isinstance(error, URLError) else error
+        said = f"no frontend of mmrouter answers at {found.url}: {reason}"
+        print(_printable(said), file=sys.stderr)
+        return 2
+    print(_table([_COLUMNS, *(each.row for each in workers)]) if workers else "no workers")
+    for one in refused:
+        print(_printable(f"refused: {one.worker_id}: {one.reason}"))
+    for each in workers:
+        if each.gone_at is not None:
+            print(_printable(f"{each.health}: {each.worker_id}: {each.gone_reason}"))
+    return 0 if any(each.health == "healthy" for each in workers) else 1
+
+
+def _parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "mmrouter status", description="Print the workers that a running frontend knows."
     )
@@ -89,27 +121,7 @@ def show_status(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--ca-file", metavar="FILE", help="certificate that signed the frontend's, if not public"
     )
-    found = parser.parse_args(argv)
-    try:
-        asking = _Asking(found.url, _first_key(found.admin_key_file), found.ca_file)
-        workers = asking.get("/mmrouter/workers", list[_Worker])
-        refused = asking.get("/mmrouter/workers/refused", list[_Refused])
-    except HTTPError as error:
-        said = error.read(2000).decode(errors="replace")
-        print(_printable(f"{found.url} answers {error.code}: {said}"), file=sys.stderr)
-        return 2
-    except (OSError, HTTPException, ValueError, msgspec.DecodeError) as error:
-        reason = error.reason if isinstance(error, URLError) else error
-        said = f"no frontend of mmrouter answers at {found.url}: {reason}"
-        print(_printable(said), file=sys.stderr)
-        return 2
-    print(_table([_COLUMNS, *(each.row for each in workers)]) if workers else "no workers")
-    for one in refused:
-        print(_printable(f"refused: {one.worker_id}: {one.reason}"))
-    for each in workers:
-        if each.gone_at is not None:
-            print(_printable(f"{each.health}: {each.worker_id}: {each.gone_reason}"))
-    return 0 if any(each.health == "healthy" for each in workers) else 1
+    return parser.parse_args(argv)
 
 
 class _NoRedirects(HTTPRedirectHandler):
@@ -132,12 +144,6 @@ class _Asking:
         asked = Request(self._url + path, headers=self._headers)
         with self._opener.open(asked, timeout=_TIMEOUT_S) as answer:
             return msgspec.json.decode(answer.read(), type=kind)
-
-
-def _first_key(path: Path | None) -> str | None:
-    text = "" if path is None else path.read_text()
-    lines = map(str.strip, text.splitlines())
-    return next((line for line in lines if line and not line.startswith("#")), None)
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

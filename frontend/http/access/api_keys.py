@@ -17,6 +17,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
 from common.errors import ConfigurationError
+from common.fleet_key import read_lines
 from frontend.asgi import App, Arrival, Receive, Scope, Send
 from frontend.http.operator.app import PAGE
 from frontend.http.settings import KeySettings
@@ -45,12 +46,7 @@ def read_keys(path: Path, what: str = "API") -> list[str]:
     Raises:
         ConfigurationError: it is unreadable, or has no key, which would admit everyone.
     """
-    try:
-        lines = path.read_text().splitlines()
-        mode = path.stat().st_mode
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"the {what} keys in {path} can't be read: {error}") from error
-    keys = [key for line in lines if (key := line.strip()) and not key.startswith("#")]
+    keys, mode = read_lines(path, f"the {what} keys in")
     if not keys:
         raise ConfigurationError(f"{path} holds no {what} key")
     # The group may read, as with the fleet key: that is how Kubernetes mounts secrets.
