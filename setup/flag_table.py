@@ -13,7 +13,16 @@ from pydantic.fields import FieldInfo
 from common.cli.flag_settings import FlagSettings, add_all
 from common.cli.known_flags import KnownFlags, Number
 from common.cli.vllm_command_line import VllmParser
-from common.cli.vllm_flags import NAMES
+from common.cli.vllm_flags import ENGINE_AT_FRONTEND, SERVER, SERVER_AT_WORKER, SERVER_REFUSED
+from common.vllm_compat import engine_arguments
+
+NAMES: Final = frozenset(
+    {
+        *SERVER, *SERVER_REFUSED, *SERVER_AT_WORKER, *ENGINE_AT_FRONTEND, *engine_arguments.ON_CARD,
+        *engine_arguments.REFUSED, *engine_arguments.IRRELEVANT, *engine_arguments.IDLE,
+    }
+)  # fmt: skip
+"""All arguments of vLLM's, with underscores."""
 
 OWN: Final = {
     "--version": "print the versions of mmrouter and vLLM",

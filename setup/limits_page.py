@@ -20,9 +20,44 @@ from frontend.gate.judge import (
     RENDERER_OPTIONS,
     VALUE_WEIGHT,
 )
-from frontend.http.operator.vllm_routes import ADAPTERS, PROFILER, REFUSED, SERVED
+from frontend.http.operator.vllm_routes import ADAPTERS, PROFILER, REFUSED
 from frontend.http.settings import TOKENS_AN_INPUT
 from frontend.request.answer_limits import MAX_LOGPROBS, MAX_OF_ONE
+
+_APP: Final = "by vLLM's app"
+
+_SERVED: Final[Mapping[str, str]] = {
+    _APP: """
+        /health /load /version /ping /invocations /tokenize /detokenize /v1/models /v1/completions
+        /v1/chat/completions /v1/chat/completions/batch /v1/responses /v1/systemone
+        /v1/messages /v1/messages/count_tokens /generative_scoring /v1/decisions
+    """,
+    "here, with a 404 that says that no responses are stored": """
+        /v1/responses/{response_id} /v1/responses/{response_id}/cancel
+    """,
+    "by vLLM's app, for models that pool, and for what they are for": """
+        /pooling /classify /v1/embeddings /v2/embed /score /v1/score /rerank /v1/rerank /v2/rerank
+    """,
+    "by vLLM's app, for models that take speech": """
+        /v1/audio/transcriptions /v1/audio/translations
+    """,
+    "by vLLM's app, with --enable-scale-out": """
+        /v1/chat/completions/render /v1/messages/render /v1/completions/render /v1/responses/render
+        /v1/chat/completions/derender /v1/completions/derender /inference/v1/generate
+    """,
+    "by vLLM's app, with --enable-tokenizer-info-endpoint": "/tokenizer_info",
+    "by vLLM's app, if the package cohere is installed": "/cohere/v2/chat /cohere/v2/chat/render",
+    "for all processes of a frontend": "/metrics",
+    "by vLLM's app, unless --disable-fastapi-docs": """
+        /openapi.json /docs /docs/oauth2-redirect /redoc /static
+    """,
+    "by vLLM's app, of this frontend, with VLLM_SERVER_DEV_MODE": "/server_info",
+}
+
+SERVED: Final[Mapping[str, str]] = {
+    path: how for how, paths in _SERVED.items() for path in paths.split()
+}
+"""Routes that work, and how."""
 
 _TEXT: Final = """\
 <!-- Made by `make docs` from frontend/gate/fields.py and frontend/http/operator/vllm_routes.py: \

@@ -7,12 +7,13 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
 from backend_worker import args as worker
 from common.cli import vllm_flags
 from common.cli.command_line import FRONTEND
-from common.cli.flag_settings import FlagSettings, default_of, range_of
+from common.cli.flag_settings import FlagSettings, default_of, plain_number
 from common.vllm_compat import engine_arguments
 from frontend import args as frontend
 
@@ -176,6 +177,22 @@ def _row(group: type[FlagSettings], name: str, field: FieldInfo) -> str:
     default = "" if field.default_factory else default_of(name, field)
     text = (field.description or "").replace("|", "\\|")
     return f"| {flag} | {variable} | {default} | {range_of(field)} | {text} |"
+
+
+def range_of(field: FieldInfo) -> str:
+    """Return the range of a number, for example ``> 0, <= 1``; empty for any."""
+    bounds = []
+    for each in field.metadata:
+        match each:
+            case Gt(gt=bound):
+                bounds.append(f"> {plain_number(bound)}")
+            case Ge(ge=bound):
+                bounds.append(f">= {plain_number(bound)}")
+            case Lt(lt=bound):
+                bounds.append(f"< {plain_number(bound)}")
+            case Le(le=bound):
+                bounds.append(f"<= {plain_number(bound)}")
+    return ", ".join(bounds)
 
 
 if __name__ == "__main__":

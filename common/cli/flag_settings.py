@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Self, TypeAlias, get_args
 
 import yaml
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
@@ -272,22 +271,6 @@ def unit_of(field: str) -> str:
     return _UNITS.get(field.rpartition("_")[2], "")
 
 
-def range_of(field: FieldInfo) -> str:
-    """Return the range of a number, for example ``> 0, <= 1``; empty for any."""
-    bounds = []
-    for each in field.metadata:
-        match each:
-            case Gt(gt=bound):
-                bounds.append(f"> {_number(bound)}")
-            case Ge(ge=bound):
-                bounds.append(f">= {_number(bound)}")
-            case Lt(lt=bound):
-                bounds.append(f"< {_number(bound)}")
-            case Le(le=bound):
-                bounds.append(f"<= {_number(bound)}")
-    return ", ".join(bounds)
-
-
 def default_of(name: str, field: FieldInfo) -> str:
     """Return a default with its unit; empty if there is none, or the machine decides."""
     default = None if field.default_factory is not None else field.get_default()
@@ -297,11 +280,11 @@ def default_of(name: str, field: FieldInfo) -> str:
         case bool():
             return "on" if default else "off"
         case float():
-            return f"{_number(default)} {unit_of(name)}".rstrip()
+            return f"{plain_number(default)} {unit_of(name)}".rstrip()
         case _:
             return f"{default} {unit_of(name)}".rstrip()
 
 
-def _number(value: Any) -> str:
+def plain_number(value: Any) -> str:
     """Format a number exactly, without a trailing ``.0``."""
     return str(int(value)) if value == int(value) else str(value)

@@ -96,15 +96,6 @@ ENGINE_AT_FRONTEND: Final[Mapping[str, str]] = MappingProxyType(
 """Arguments of the engine that work at a frontend too, and how."""
 
 
-NAMES: Final = frozenset(
-    {
-        *SERVER, *SERVER_REFUSED, *SERVER_AT_WORKER, *ENGINE_AT_FRONTEND, *engine_arguments.ON_CARD,
-        *engine_arguments.REFUSED, *engine_arguments.IRRELEVANT, *engine_arguments.IDLE,
-    }
-)  # fmt: skip
-"""All arguments of vLLM's, with underscores."""
-
-
 def refusal_at_frontend(name: str) -> str | None:
     """Return why a frontend refuses vLLM's argument; None if it takes it, or does not know it."""
     if name in SERVER_REFUSED:

@@ -7,12 +7,12 @@ import pytest
 from pydantic import Field
 
 from backend_worker import args as worker
-from common.cli.flag_settings import FlagSettings, add_all, range_of, unit_of
+from common.cli.flag_settings import FlagSettings, add_all, unit_of
 from common.errors import ConfigurationError
 from frontend import args as frontend
 from frontend.http import HttpSettings
 from frontend.processing import ArenaSettings
-from setup.settings_page import page
+from setup.settings_page import page, range_of
 from setup.vllm_map import ROOT
 
 GROUPS = tuple(dict.fromkeys((*worker.GROUPS, *frontend.GROUPS)))

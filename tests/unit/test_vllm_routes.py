@@ -15,9 +15,10 @@ from vllm.entrypoints.launchers.app import build_app
 from frontend.args import parse
 from frontend.http.operator.operate import Operating, vllms_routes
 from frontend.http.operator.operation_queries import READS
-from frontend.http.operator.vllm_routes import ADAPTERS, PROFILER, REFUSED, REPLACED, SERVED
+from frontend.http.operator.vllm_routes import ADAPTERS, PROFILER, REFUSED, REPLACED
 from frontend.http.server.vllm_server import replace_engine_routes
 from frontend.workers import Members
+from setup.limits_page import SERVED
 from tests.by_version import NOT_HERE
 
 _ENTRYPOINTS = Path(vllm.__file__).parent / "entrypoints"

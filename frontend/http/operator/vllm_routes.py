@@ -1,7 +1,7 @@
-"""Every route of vLLM's server: how it is served or why it is not, and who may call it.
+"""Routes of vLLM's server that its app does not serve here: why not, and who may call them.
 
-Engine routes are under ``/mmrouter/workers``, see ``operate.py``. A test finds each route of vLLM's
-in exactly one table here.
+Engine routes are under ``/mmrouter/workers``, see ``operate.py``. ``setup/limits_page.py`` has the
+others. A test finds each route of vLLM's in exactly one table.
 """
 
 from collections.abc import Mapping
@@ -9,41 +9,6 @@ from types import MappingProxyType
 from typing import Final
 
 from frontend.http.operator.operation_queries import READS
-
-_APP: Final = "by vLLM's app"
-
-_SERVED: Final[Mapping[str, str]] = {
-    _APP: """
-        /health /load /version /ping /invocations /tokenize /detokenize /v1/models /v1/completions
-        /v1/chat/completions /v1/chat/completions/batch /v1/responses /v1/systemone
-        /v1/messages /v1/messages/count_tokens /generative_scoring /v1/decisions
-    """,
-    "here, with a 404 that says that no responses are stored": """
-        /v1/responses/{response_id} /v1/responses/{response_id}/cancel
-    """,
-    "by vLLM's app, for models that pool, and for what they are for": """
-        /pooling /classify /v1/embeddings /v2/embed /score /v1/score /rerank /v1/rerank /v2/rerank
-    """,
-    "by vLLM's app, for models that take speech": """
-        /v1/audio/transcriptions /v1/audio/translations
-    """,
-    "by vLLM's app, with --enable-scale-out": """
-        /v1/chat/completions/render /v1/messages/render /v1/completions/render /v1/responses/render
-        /v1/chat/completions/derender /v1/completions/derender /inference/v1/generate
-    """,
-    "by vLLM's app, with --enable-tokenizer-info-endpoint": "/tokenizer_info",
-    "by vLLM's app, if the package cohere is installed": "/cohere/v2/chat /cohere/v2/chat/render",
-    "for all processes of a frontend": "/metrics",
-    "by vLLM's app, unless --disable-fastapi-docs": """
-        /openapi.json /docs /docs/oauth2-redirect /redoc /static
-    """,
-    "by vLLM's app, of this frontend, with VLLM_SERVER_DEV_MODE": "/server_info",
-}
-
-SERVED: Final[Mapping[str, str]] = MappingProxyType(
-    {path: how for how, paths in _SERVED.items() for path in paths.split()}
-)
-"""Routes that work, and how."""
 
 PROFILER: Final = frozenset({"/start_profile", "/stop_profile"})
 """Routes that run an operation on all workers."""
