@@ -170,7 +170,7 @@ OBJECTS: Final = (
                 "serving._preprocess_executor",
                 "serving.create_tokenize",
             ),
-            "frontend/http/streaming/parsing.py": ("vars(derenderer)[f'{name}_async']",),
+            "frontend/http/streaming/parsing.py": ("vars(derenderer).update(ours)",),
             "frontend/http/streaming/stream_errors.py": (
                 "setattr(app.state, name)",
                 "setattr(made, parses)",

@@ -14,10 +14,7 @@ from collections.abc import (
     AsyncIterable,
     Callable,
     Coroutine,
-    Mapping,
-    Sequence,
 )
-from copy import copy
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -30,7 +27,7 @@ from common.aio.watched_threads import WatchedThreads
 from common.errors import RequestRejectedError
 from frontend.asgi import as_vllm_error
 from frontend.bounded.forks import Bounds, forked
-from frontend.request_context import current_context
+from frontend.request_context import begin, current_context
 
 T = TypeVar("T")
 
@@ -215,22 +212,22 @@ class ParsesAside(OpenAIServingChat):
 class _Budgeted(Parser):
     """A parser that shares a time limit with all parsers of its request to derender."""
 
-    spent: ParsingTime
-
     def parse_delta(self, *args: Any, **options: Any) -> DeltaMessage | None:
-        return self._within_budget(super().parse_delta, *args, **options)
+        return _within_budget(super().parse_delta, *args, **options)
 
     def parse(self, *args: Any, **options: Any) -> Any:
-        return self._within_budget(super().parse, *args, **options)
+        return _within_budget(super().parse, *args, **options)
 
-    def _within_budget(self, parse: Callable[..., T], *args: Any, **options: Any) -> T:
-        if self.spent.seconds > DERENDERED_S:
-            raise _too_long()
-        began = time.thread_time()
-        try:
-            return parse(*args, **options)
-        finally:
-            self.spent.seconds += time.thread_time() - began
+
+def _within_budget(parse: Callable[..., T], *args: Any, **options: Any) -> T:
+    spent = current_context().find(ParsingTime) or ParsingTime()
+    if spent.seconds > DERENDERED_S:
+        raise _too_long()
+    began = time.thread_time()
+    try:
+        return parse(*args, **options)
+    finally:
+        spent.seconds += time.thread_time() - began
 
 
 def derender_aside(app: FastAPI) -> None:
@@ -239,27 +236,27 @@ def derender_aside(app: FastAPI) -> None:
     if serving is None:
         return
     derenderer = serving.online_derenderer
-    for name in DERENDERING:
-        if (work := getattr(type(derenderer), name, None)) is not None:  # one is vLLM 0.33's
-            vars(derenderer)[f"{name}_async"] = partial(_derender, derenderer, work)
+    parser = derenderer.parser
+    ours: dict[str, object] = {
+        f"{name}_async": partial(_derender, parser is not None, getattr(derenderer, name))
+        for name in DERENDERING
+        if hasattr(derenderer, name)  # one is vLLM 0.33's
+    }
+    if parser is not None:
+        ours["parser"] = type(parser.__name__, (_Budgeted, parser), {})
+    vars(derenderer).update(ours)
 
 
-async def _derender(derenderer: Any, work: Callable[..., T], *args: Any, **options: Any) -> T:
-    run = partial(_derendered, derenderer, work, args, options)
+async def _derender(parses: bool, work: Callable[..., T], *args: Any, **options: Any) -> T:
+    make = partial(work, *args, **options)
+    tokens = sum(map(_tokens_of, args)) if parses else 0
+    run = partial(contextvars.copy_context().run, _derendered, make, tokens)
     return await asyncio.get_running_loop().run_in_executor(THREADS, run)
 
 
-def _derendered(
-    derenderer: Any, work: Callable[..., T], args: Sequence[Any], options: Mapping[str, Any]
-) -> T:
-    parser = derenderer.parser
-    if parser is None:
-        return work(derenderer, *args, **options)
-    once = copy(derenderer)
-    once.parser = type(parser.__name__, (_Budgeted, parser), {"spent": ParsingTime()})
-    args = [once.parser if each is parser else each for each in args]  # streams get it as well
-    make = partial(work, once, *args, **options)
-    if sum(map(_tokens_of, args)) <= FORKED_TOKENS:
+def _derendered(make: Callable[[], T], tokens: int) -> T:
+    begin().put(ParsingTime())
+    if tokens <= FORKED_TOKENS:
         return make()
 
     def tried(_: None) -> bytes:
