@@ -27,7 +27,6 @@ THROUGH: Final[Mapping[str, str]] = {
             "fleet",
             "frontend_access",
             "frontend_flags",
-            "ports",
             "sweeper",
             "what_to_paste",
         )
@@ -43,7 +42,7 @@ THROUGH: Final[Mapping[str, str]] = {
     "backend_worker/args.py": "test_settings.py",
     "backend_worker/supervise.py": "backend_worker/test_supervise.py",
     "common/discovery/etcd/discovery.py": "common/discovery/etcd/test_etcd.py",
-    "common/discovery/file/publisher.py": "common/discovery/file/test_file.py",
+    "common/discovery/file/discovery.py": "common/discovery/file/test_file.py",
     "common/discovery/kubernetes/publisher.py": "common/discovery/kubernetes/test_kubernetes.py",
     "common/launcher/status.py": "common/test_mmrouter_command.py",
     "frontend/router/ejection.py": "frontend/http/test_manage.py",

@@ -16,8 +16,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from backend_worker.engine.config import served_ranks
 from common.errors import EngineFailedError, RequestRejectedError, WorkerBusyError
 from common.observability import tracing
-from common.request_plane.protocol import MOST_POOLED_BYTES, MediaPart, Submit
-from common.request_plane.transfer_params import drop_transfer_params
+from common.request_plane.protocol import MOST_POOLED_BYTES, MediaPart, Submit, drop_transfer_params
 
 
 def media_input(

@@ -5,12 +5,14 @@ Every fault that can be found early is reported before any process starts.
 
 import argparse
 import contextlib
+import errno
 import os
 import platform
 import re
 import shlex
+import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NoReturn
@@ -22,7 +24,6 @@ from common.errors import ConfigurationError
 from common.launcher import demo
 from common.launcher.devices import Devices
 from common.launcher.frontend_flags import Told, told
-from common.launcher.ports import free_port
 from common.vllm_compat.preflight import fault_of, model_in
 
 OPTIONS: Final = {
@@ -373,3 +374,30 @@ def _known(command: str) -> KnownFlags:
 def _is_flag(word: str) -> bool:
     """Return whether it is a flag and not a value such as -1 or {"a": -1}."""
     return re.match(r"--?[A-Za-z]", word) is not None
+
+
+def free_port(
+    host: str, wanted: int, taken: Collection[int], host_option: str, port_option: str
+) -> int:
+    """Return the wanted port, or for 0 a free one outside ``taken``. Raises ConfigurationError: it
+    is in use, or the host is not of this machine."""
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(
+            host, wanted, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+            found = int(probe.getsockname()[1])
+            if found not in taken:
+                return found
+            # This one is held meanwhile, so another is found.
+            return free_port(host, wanted, (), host_option, port_option)
+    except socket.gaierror as error:
+        reason = f"{host_option}={host} is no address of this machine: {error.strerror}"
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            reason = f"port {wanted} on {host} is in use: choose another one with {port_option}"
+        else:
+            reason = f"{host_option}={host} {port_option}={wanted}: {error.strerror}"
+    raise ConfigurationError(reason)

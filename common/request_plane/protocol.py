@@ -37,7 +37,7 @@ inline media are further frames of the same message.
 
 from collections.abc import Collection
 from enum import StrEnum
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 import torch
@@ -417,3 +417,20 @@ class Operated(msgspec.Struct, frozen=True, tag="operated"):
 ToFrontend: TypeAlias = (
     Welcome | Terms | Goodbye | Ack | Nack | Outputs | Failed | Status | Figures | Operated
 )
+
+
+_NAMES: Final = ("kv_transfer_params", "ec_transfer_params")
+"""Engines trust these: a connector contacts the hosts that they name, and without one they set the
+cached token count. So no client may set them."""
+
+
+def drop_transfer_params(params: object) -> None:
+    """Drop client-supplied transfer parameters, in place; pooling parameters have none."""
+    if isinstance(params, SamplingParams) and params.extra_args:
+        kept = {name: value for name, value in params.extra_args.items() if name not in _NAMES}
+        params.extra_args = kept or None
+
+
+def names_encoder(params: object) -> bool:
+    extra = params.extra_args if isinstance(params, SamplingParams) else None
+    return bool(extra and extra.get("ec_transfer_params"))

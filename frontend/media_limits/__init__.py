@@ -9,14 +9,16 @@ from frontend.media_limits.budget import (
     Reservation,
     seconds_for,
 )
-from frontend.media_limits.errors import (
+from frontend.media_limits.policy import (
+    FetchPolicy,
     MediaError,
+    MediaRule,
     RefusedError,
     RequestLimitError,
     TooLargeError,
     UnfetchableError,
+    parse_url,
 )
-from frontend.media_limits.policy import FetchPolicy, MediaRule, parse_url
 
 __all__ = [
     "COPIES_WAIT_S",

@@ -14,8 +14,7 @@ from typing import Final, Self
 
 from common.aio.cleanup import Released
 from common.errors import OverloadedError
-from frontend.media_limits.errors import RefusedError
-from frontend.media_limits.policy import FetchPolicy
+from frontend.media_limits.policy import FetchPolicy, RefusedError
 
 MIB: Final = 1 << 20
 MEGAPIXEL: Final = 1_000_000

@@ -6,6 +6,7 @@ elsewhere.
 
 import re
 from abc import ABC, abstractmethod
+from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import quote, urljoin
@@ -13,8 +14,48 @@ from urllib.parse import quote, urljoin
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from yarl import URL
 
+from common.errors import MmRouterError
 from frontend.media_limits.addresses import is_own, is_public, parse_address
-from frontend.media_limits.errors import RefusedError
+
+
+class MediaError(MmRouterError):
+    """Root of these errors; ``outcome`` is the label of ``mmrouter_media_fetches``."""
+
+    def __init__(self, reason: str, outcome: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.outcome = outcome
+
+
+class RefusedError(MediaError):
+    """The policy forbids the reference, or it is malformed."""
+
+    status = HTTPStatus.BAD_REQUEST
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason, "refused")
+
+
+class RequestLimitError(RefusedError):
+    """One request exceeds its own limit. Other requests are not affected."""
+
+
+class UnfetchableError(MediaError):
+    """The reference is valid, but its medium is unavailable; a retry may help if ``transient``."""
+
+    status = HTTPStatus.UNPROCESSABLE_ENTITY
+
+    def __init__(self, reason: str, outcome: str, *, transient: bool = False) -> None:
+        super().__init__(reason, outcome)
+        self.transient = transient
+
+
+class TooLargeError(UnfetchableError):
+    """More bytes than the policy allows."""
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(f"it is larger than {max_bytes / 2**20:g} MiB", "too_large")
+
 
 MAX_URL_CHARACTERS = 8192
 """Limit of an http, https or file URL; hardly any server accepts longer ones."""

@@ -37,8 +37,7 @@ from common.lru import Lru
 from common.media.cache_partition import hash_within
 from common.observability.log_lines import log_setup
 from common.request_plane.card import WorkerCard
-from common.request_plane.protocol import MediaPart
-from common.request_plane.transfer_params import drop_transfer_params, names_encoder
+from common.request_plane.protocol import MediaPart, drop_transfer_params, names_encoder
 from common.transfer.arena import ArenaAccess
 from common.transfer.base import MediaSource
 from common.vllm_compat.engine_settings import embeds_width

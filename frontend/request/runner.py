@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import msgspec
+import torch
 from vllm.engine.protocol import StreamingInput
 from vllm.exceptions import VLLMError
 from vllm.inputs import EngineInput, PromptType
@@ -38,7 +39,6 @@ from common.transfer.base import MediaHandle
 from frontend.processing import MediaItem, ProcessedPrompt
 from frontend.request.answer_limits import check_logprobs, check_structure
 from frontend.request.deadlines import Deadlines
-from frontend.request.embedded import hashed_embeds, hashed_tokens
 from frontend.request.retry import DEADLY, DEADLY_TENSORS, Attempts, RetryBudget, failure
 from frontend.request.settings import FaultSettings
 from frontend.request.spans import CallSpans, new_request_id
@@ -50,6 +50,7 @@ from frontend.router import (
     MediaMove,
     MediaNeed,
     MediaSpan,
+    PromptEmbeds,
     Router,
     RoutingRequest,
 )
@@ -457,3 +458,21 @@ def _record(decision: Decision, handles: Iterable[MediaHandle], how: str) -> Non
         metadata = handle.metadata
         decision.media.append(MediaMove(metadata.mm_hash, how, metadata.nbytes, metadata.transport))
         MEDIA_ITEMS.labels(decision.worker_id, how).inc()
+
+
+def hashed_tokens(submit: Submit) -> list[int]:
+    """Return a token for each position, zero where an embedding stands."""
+    tokens, places = submit.prompt_token_ids, submit.prompt_is_token_ids
+    if submit.prompt_embeds is None:
+        return tokens or []
+    if tokens is None or places is None:
+        return [0] * len(submit.prompt_embeds)
+    return [token if kept else 0 for token, kept in zip(tokens, places, strict=True)]
+
+
+def hashed_embeds(submit: Submit) -> PromptEmbeds | None:
+    """Return the rows of embeddings, which enter every block; None for a prompt without any."""
+    embeds = submit.prompt_embeds
+    if embeds is None:
+        return None
+    return PromptEmbeds(embeds.flatten().contiguous().view(torch.uint8).numpy().data, len(embeds))

@@ -38,8 +38,7 @@ from common.transfer.nixl_processes.messages import (
     Unusable,
 )
 from frontend.fetch.data_url import read_data_url
-from frontend.media_limits.errors import MediaError
-from frontend.media_limits.policy import FetchPolicy, parse_url
+from frontend.media_limits.policy import FetchPolicy, MediaError, parse_url
 from frontend.router.event_wire import MalformedEventError, decode_batch, decode_sequence
 from tests.fakes.cards import make_card
 from tests.fakes.damage import (

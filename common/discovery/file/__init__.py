@@ -6,8 +6,7 @@ which model a frontend loads, so no other user may write one. Any change of the 
 renews its lease.
 """
 
-from common.discovery.file.discovery import LEASE_S, CardDirectory, FileDiscovery
-from common.discovery.file.publisher import FileCardPublisher
+from common.discovery.file.discovery import LEASE_S, CardDirectory, FileCardPublisher, FileDiscovery
 
 __all__ = [
     "LEASE_S",

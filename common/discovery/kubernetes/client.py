@@ -2,16 +2,27 @@
 credentials. Answers are read here, up to a size limit, and only the needed fields are decoded."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 import aiohttp
 import msgspec
+import yaml
+from kubernetes_asyncio import config
 from kubernetes_asyncio.client import ApiClient, Configuration, CoordinationV1Api, CoreV1Api
 from kubernetes_asyncio.config import ConfigException
 
-from common.discovery.kubernetes.access import configured
-from common.discovery.kubernetes.leases import KubernetesAccess, Lease, LeaseList, Status
+from common.discovery.kubernetes.leases import (
+    LEASE_S,
+    KubernetesAccess,
+    Lease,
+    LeaseList,
+    Status,
+)
+from common.discovery.watcher import Entry, Odd, Place
 from common.errors import DiscoveryError
 
 _Call: TypeAlias = Callable[..., Awaitable[aiohttp.ClientResponse]]
@@ -251,3 +262,104 @@ async def _body(answer: aiohttp.ClientResponse) -> bytes:
         if len(body) > MAX_ANSWER:
             raise _TooLargeError("an answer is too large")
     return bytes(body)
+
+
+POLL_S: Final = 2.0  # a list is read by the API server, for each frontend
+
+
+class CardLeases(Place):
+    """The Leases that a selector finds, as a place for cards."""
+
+    def __init__(self, client: LeaseClient) -> None:
+        self.poll_s, self.lease_s = POLL_S, LEASE_S
+        self._client = client
+        self._seen_any = False
+
+    def __str__(self) -> str:
+        return f"namespace {self._client.namespace}"
+
+    async def pages(self) -> AsyncGenerator[Sequence[Entry], None]:
+        async with aclosing(self._client.read()) as pages:
+            async for page in pages:
+                self._seen_any = self._seen_any or bool(page)
+                yield [_entry(lease) for lease in page]
+        if not self._seen_any:  # as it would be in a namespace that is not there
+            await self._client.check_namespace()
+            self._seen_any = True
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+def _entry(lease: Lease) -> Entry:
+    whose = lease.whose() or Odd("name", "it is not named as that of a card")
+    content = lease.card
+    return Entry(lease.name, lease.metadata.resource_version, whose, len(content), content)
+
+
+SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Where Kubernetes puts the token of a Pod, and the certificate of its API server's authority."""
+
+_ODD: Final = (
+    config.ConfigException,
+    yaml.YAMLError,
+    OSError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+)
+"""What the client says of a file that makes no sense."""
+
+CREDENTIALS_S: Final = 15.0
+"""How long a program that a kubeconfig names may take to get credentials."""
+
+
+def configured(access: KubernetesAccess) -> Configuration:
+    """Read the credentials. Blocks: may run a program. Raises DiscoveryError."""
+    found = Configuration()
+    # Many clusters' certificates lack an extension that Python 3.13 requires. The authority and the
+    # host name are checked all the same.
+    found.disable_strict_ssl_verification = True
+    try:
+        if access.kubeconfig is None and os.environ.get("KUBERNETES_SERVICE_HOST"):
+            source = "the service account of this Pod"
+            config.load_incluster_config(
+                client_configuration=found,
+                token_filename=str(SERVICE_ACCOUNT / "token"),
+                cert_filename=str(SERVICE_ACCOUNT / "ca.crt"),
+            )
+        else:
+            files = _kubeconfig(access)
+            source = f"kubeconfig {files}"
+            asyncio.run(_load(files, access.context, found))
+    except DiscoveryError:
+        raise
+    except _ODD as error:
+        # Text behind a brace quotes the file, and may be a secret.
+        said = str(error).partition("{")[0].strip() or type(error).__name__
+        raise DiscoveryError(f"{source} can't be used: {' '.join(said.split())}") from None
+    return found
+
+
+def _kubeconfig(access: KubernetesAccess) -> str:
+    """Return file names in the format of ``KUBECONFIG``, at least one of which exists."""
+    if access.kubeconfig is not None:
+        names = str(access.kubeconfig)
+        each = [names]
+    else:
+        names = os.environ.get("KUBECONFIG") or "~/.kube/config"
+        each = [name for name in names.split(":") if name]
+    if not any(Path(name).expanduser().exists() for name in each):
+        raise DiscoveryError(
+            f"kubeconfig {names} is not there"
+            + ("" if access.kubeconfig else ", and this is no Pod with a service account")
+        )
+    return names
+
+
+async def _load(files: str, context: str | None, found: Configuration) -> None:
+    async with asyncio.timeout(CREDENTIALS_S):
+        await config.load_kube_config(
+            config_file=files, context=context, client_configuration=found, persist_config=False
+        )

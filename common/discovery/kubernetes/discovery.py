@@ -60,8 +60,7 @@ class KubernetesDiscovery(Discovery):
         return KubernetesCardPublisher(client, self.labels, key, pod, renew_s=renew_s)
 
     def watcher(self, key: FleetKey | None = None) -> CardWatcher:
-        from common.discovery.kubernetes.client import LeaseClient
-        from common.discovery.kubernetes.place import CardLeases
+        from common.discovery.kubernetes.client import CardLeases, LeaseClient
 
         client = LeaseClient(self.access, self.namespace, self.selector)
         return PollingWatcher(CardLeases(client), key)

@@ -18,8 +18,7 @@ from common.media.container_tables import claims_too_much
 from common.media.decoder_guard import MAX_FFMPEG_BYTES, guard_decoders
 from frontend.fetch.content import Content
 from frontend.fetch.decoders import decode
-from frontend.media_limits.errors import RefusedError
-from frontend.media_limits.policy import FetchPolicy
+from frontend.media_limits.policy import FetchPolicy, RefusedError
 from tests.clips import film, sound
 from tests.fakes.budget import anything
 from tests.hostile_films import (

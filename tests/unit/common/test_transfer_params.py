@@ -6,7 +6,7 @@ import pytest
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 
-from common.request_plane.transfer_params import drop_transfer_params, names_encoder
+from common.request_plane.protocol import drop_transfer_params, names_encoder
 
 ODD: list[Any] = [{"do_remote_prefill": True, "remote_prefill_cached_tokens": -1}, "x", 7, [], None]
 

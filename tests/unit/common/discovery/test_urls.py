@@ -20,7 +20,7 @@ from common.discovery.etcd.discovery import EtcdCardPublisher
 from common.discovery.file import FileCardPublisher, FileDiscovery
 from common.discovery.file import discovery as file_discovery
 from common.discovery.kubernetes import KubernetesDiscovery
-from common.discovery.kubernetes import place as kubernetes_place
+from common.discovery.kubernetes import client as kubernetes_client
 from common.discovery.kubernetes.client import LeaseClient
 from common.discovery.kubernetes.leases import KubernetesAccess
 from common.discovery.kubernetes.publisher import KubernetesCardPublisher
@@ -109,8 +109,8 @@ class KubernetesPlace(Place):
         await client.close()
 
     def shorten_leases(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(kubernetes_place, "LEASE_S", 5.0)
-        monkeypatch.setattr(kubernetes_place, "POLL_S", 0.1)
+        monkeypatch.setattr(kubernetes_client, "LEASE_S", 5.0)
+        monkeypatch.setattr(kubernetes_client, "POLL_S", 0.1)
 
     async def abandon(self, publisher: CardPublisher) -> None:
         assert isinstance(publisher, KubernetesCardPublisher)

@@ -32,8 +32,7 @@ from frontend.fetch.connector import FrontendMediaConnector
 from frontend.fetch.content import Content
 from frontend.fetch.decoders import decode, limit_decoders
 from frontend.fetch.loader import MediaLoader
-from frontend.media_limits.errors import RefusedError, RequestLimitError
-from frontend.media_limits.policy import FetchPolicy
+from frontend.media_limits.policy import FetchPolicy, RefusedError, RequestLimitError
 from tests.clips import data_url, film, sound
 from tests.pictures import blank_picture, data_uri, picture
 from tests.unit.frontend.fetch.conftest import MakeLoader, Names

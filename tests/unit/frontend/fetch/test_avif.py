@@ -12,8 +12,7 @@ from common.media.formats import AVIF, IMAGE_FORMATS
 from frontend.fetch.content import Content
 from frontend.fetch.decoders import decode, limit_decoders
 from frontend.fetch.picture_limit import picture_pixels
-from frontend.media_limits.errors import RefusedError
-from frontend.media_limits.policy import FetchPolicy
+from frontend.media_limits.policy import FetchPolicy, RefusedError
 
 pytestmark = pytest.mark.skipif(not features.check("avif"), reason="this Pillow reads no AVIF")
 

@@ -10,7 +10,7 @@ import pytest
 from common.errors import OverloadedError
 from frontend.media_limits import budget as budgets
 from frontend.media_limits.budget import MIB, Budget, Copies
-from frontend.media_limits.errors import RefusedError
+from frontend.media_limits.policy import RefusedError
 from tests.waiting import until
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from frontend.fetch.content import Content
 from frontend.fetch.data_url import is_data_url, read_data_url
-from frontend.media_limits.errors import RefusedError, TooLargeError
+from frontend.media_limits.policy import RefusedError, TooLargeError
 
 PAYLOAD = base64.b64encode(b"picture").decode()
 

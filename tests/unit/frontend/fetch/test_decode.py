@@ -28,8 +28,7 @@ from frontend.fetch.data_url import read_data_url
 from frontend.fetch.decoders import decode, limit_decoders
 from frontend.fetch.picture_limit import picture_pixels
 from frontend.fetch.video_limit import count_frames
-from frontend.media_limits.errors import MediaError, RefusedError
-from frontend.media_limits.policy import FetchPolicy
+from frontend.media_limits.policy import FetchPolicy, MediaError, RefusedError
 from tests.by_version import since_033
 from tests.clips import AV1
 from tests.fakes.budget import anything

@@ -23,8 +23,7 @@ from common.media.decoder_guard import guard_decoders
 from common.media.formats import is_known_container
 from frontend.fetch.content import Content
 from frontend.fetch.decoders import decode
-from frontend.media_limits.errors import RefusedError
-from frontend.media_limits.policy import FetchPolicy
+from frontend.media_limits.policy import FetchPolicy, RefusedError
 from setup.replaced_names import PACKAGES, ROOT
 from tests.clips import film, sound
 from tests.fakes.budget import anything

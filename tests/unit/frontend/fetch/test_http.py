@@ -18,7 +18,7 @@ from cryptography.x509.oid import NameOID
 
 from frontend.fetch import http
 from frontend.fetch.http import MAX_HEADS, Fetched, Unchanged
-from frontend.media_limits.errors import RefusedError, TooLargeError, UnfetchableError
+from frontend.media_limits.policy import RefusedError, TooLargeError, UnfetchableError
 from tests.unit.frontend.fetch.conftest import MakeFetcher, Names
 from tests.unit.frontend.fetch.sites import (
     OTHER_PUBLIC,

@@ -20,8 +20,7 @@ from frontend.fetch import loader as loader_module
 from frontend.fetch.content import Content
 from frontend.fetch.loader import MediaLoader
 from frontend.fetch.single_flight import SingleFlight
-from frontend.media_limits.errors import RefusedError, TooLargeError, UnfetchableError
-from frontend.media_limits.policy import FetchPolicy
+from frontend.media_limits.policy import FetchPolicy, RefusedError, TooLargeError, UnfetchableError
 from tests.pictures import data_uri, picture
 from tests.unit.frontend.fetch.conftest import MakeLoader
 from tests.unit.frontend.fetch.sites import Site, answer, gated, hang_up, in_turn, revalidated

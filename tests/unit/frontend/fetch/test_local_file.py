@@ -7,7 +7,7 @@ import pytest
 from yarl import URL
 
 from frontend.fetch.local_file import read_local_file
-from frontend.media_limits.errors import MediaError, RefusedError, TooLargeError, UnfetchableError
+from frontend.media_limits.policy import MediaError, RefusedError, TooLargeError, UnfetchableError
 from tests.open_files import open_files
 
 

@@ -7,8 +7,7 @@ from pydantic import ValidationError
 from yarl import URL
 
 from frontend.media_limits import policy as policy_module
-from frontend.media_limits.errors import RefusedError
-from frontend.media_limits.policy import MAX_URL_CHARACTERS, FetchPolicy, parse_url
+from frontend.media_limits.policy import MAX_URL_CHARACTERS, FetchPolicy, RefusedError, parse_url
 from tests.odd_urls import ODD
 
 

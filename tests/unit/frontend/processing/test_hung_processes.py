@@ -17,8 +17,7 @@ from common.errors import ConfigurationError, OverloadedError
 from common.vllm_compat.renderer_patches import HfProcessorRuns
 from frontend.fetch.allowance import RequestAllowance
 from frontend.media_limits.budget import Budget
-from frontend.media_limits.errors import RefusedError, RequestLimitError
-from frontend.media_limits.policy import FetchPolicy
+from frontend.media_limits.policy import FetchPolicy, RefusedError, RequestLimitError
 from frontend.media_processes.messages import StartUp
 from frontend.processing import child_process, forks
 from frontend.processing.backends import ProcessPool

@@ -28,8 +28,7 @@ from common.vllm_compat.renderer_patches import HfProcessorRuns, patch_renderer
 from frontend.fetch.content import DeferredMedium
 from frontend.fetch.loader import MediaLoader
 from frontend.fetch.processor_memory import limit_processors
-from frontend.media_limits.errors import RefusedError, RequestLimitError
-from frontend.media_limits.policy import FetchPolicy
+from frontend.media_limits.policy import FetchPolicy, RefusedError, RequestLimitError
 from frontend.processing import backends, processed_once
 from frontend.processing import batch as batches
 from frontend.processing.backends import OwnBackend

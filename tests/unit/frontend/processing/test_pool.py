@@ -30,8 +30,7 @@ from common.vllm_compat.renderer_patches import HfProcessorRuns
 from frontend.fetch.allowance import RequestAllowance
 from frontend.fetch.content import Content
 from frontend.media_limits.budget import Budget, MediaBudgets
-from frontend.media_limits.errors import RefusedError, RequestLimitError
-from frontend.media_limits.policy import FetchPolicy
+from frontend.media_limits.policy import FetchPolicy, RefusedError, RequestLimitError
 from frontend.media_processes.messages import BatchFailed, Fault, StartUp
 from frontend.processing.backends import ProcessPool
 from frontend.processing.batch import Batch, MediaOptions, Medium, Processed, process

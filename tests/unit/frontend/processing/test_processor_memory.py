@@ -16,8 +16,7 @@ from vllm.renderers import BaseRenderer
 from common.media.decoded_media import check_options
 from common.vllm_compat.renderer_patches import HfProcessorRuns, patch_renderer
 from frontend.fetch.processor_memory import _SPECTRA, ProcessorMemory, limit_processors
-from frontend.media_limits.errors import RefusedError
-from frontend.media_limits.policy import FetchPolicy
+from frontend.media_limits.policy import FetchPolicy, RefusedError
 from frontend.processing.batch import Batch, MediaOptions, Processed, process
 from frontend.processing.renderer import build_renderer
 from tests.fakes.cards import make_card

@@ -9,7 +9,7 @@ from vllm.v1.request import Request
 
 from common.identity import RequestId
 from common.request_plane.protocol import Submit
-from frontend.request.embedded import hashed_embeds, hashed_tokens
+from frontend.request.runner import hashed_embeds, hashed_tokens
 from frontend.router.hashing.block_hasher import BlockHasher
 from tests.fakes.none_hash import none_hash_for
 

@@ -11,8 +11,7 @@ import pytest
 
 from common.discovery import base, watcher
 from common.discovery.base import CardPresent, CardPublisher, CardRefused
-from common.discovery.kubernetes import KubernetesDiscovery, access, client, discovery
-from common.discovery.kubernetes import place as kubernetes_place
+from common.discovery.kubernetes import KubernetesDiscovery, client, discovery
 from common.discovery.kubernetes.leases import CARD, WORKER, KubernetesAccess, Pod, name_of
 from common.discovery.kubernetes.publisher import KubernetesCardPublisher
 from common.discovery.settings import open_discovery
@@ -41,14 +40,14 @@ DRAINING = make_card(state=WorkerState.DRAINING)
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watcher, "LONGEST_PAUSE_S", 0.2)
-    monkeypatch.setattr(kubernetes_place, "POLL_S", 0.05)
+    monkeypatch.setattr(client, "POLL_S", 0.05)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "CALL_S", 1.0)
-    monkeypatch.setattr(kubernetes_place, "LEASE_S", 1.0)
+    monkeypatch.setattr(client, "LEASE_S", 1.0)
 
 
 @pytest.fixture
@@ -481,7 +480,7 @@ async def test_in_a_pod_the_token_is_replaced_while_we_run(
     account.mkdir()
     (account / "ca.crt").write_bytes(server.authority.certificate.read_bytes())
     (account / "token").write_text("the-fleet")
-    monkeypatch.setattr(access, "SERVICE_ACCOUNT", account)
+    monkeypatch.setattr(client, "SERVICE_ACCOUNT", account)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.port))
     async with published(KubernetesDiscovery("fleet", LABELS)) as (publisher, changes):
