@@ -273,6 +273,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.multimodal.media.image",
             "vllm.multimodal.video_decoders.torchcodec",
         ),
+        "common/media/resampling.py": ("vllm.multimodal.audio",),
         "frontend/check.py": ("vllm.multimodal.audio", "vllm.platforms"),
         "frontend/fetch/picture_limit.py": ("vllm.multimodal.image",),
     },

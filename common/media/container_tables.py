@@ -17,6 +17,8 @@ from typing import Final, Self
 
 import numpy as np
 
+from common.media.formats import after_tags
+
 MAX_BYTES: Final = 64 << 20  # of FFmpeg's index of any file
 MAX_SHARE: Final = 8
 """Of such bytes for each byte of the file. A sample takes more than one in the file itself."""
@@ -58,12 +60,13 @@ _MXF_DURATION: Final = re.compile(rb"\x3f\x0c\x00\x08(.{8})", re.DOTALL)
 
 def claims_too_much(data: bytes | memoryview) -> bool:
     """Return whether FFmpeg would allocate memory for missing data when it opens a file."""
-    if bytes(data[:3]) == b"FLV":
+    start = after_tags(data)
+    if bytes(data[start : start + 3]) == b"FLV":
         return any(
             int.from_bytes(found[1], "big") * _FLV_NUMBER > len(data)
             for found in _FLV_ARRAYS.finditer(data)
         )
-    if bytes(data[:4]) == _MATROSKA:
+    if bytes(data[start : start + 4]) == _MATROSKA:
         return _has_too_many_tracks(data)
     if _MXF_START in bytes(data[: 1 << 16]):
         return any(

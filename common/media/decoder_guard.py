@@ -14,9 +14,10 @@ import logging
 import math
 import mmap
 import os
+import time
 from collections.abc import Iterator
 from copy import copy
-from functools import partial, wraps
+from functools import wraps
 from io import SEEK_SET, BytesIO
 from itertools import count, takewhile
 from pathlib import Path
@@ -28,7 +29,6 @@ import cv2
 import numpy as np
 import torch
 from PIL import AvifImagePlugin, ExifTags, Image, ImageFile, PpmImagePlugin, TiffImagePlugin
-from torch.nn.functional import conv1d, pad
 from vllm.multimodal import audio as resampling
 from vllm.multimodal import image
 from vllm.multimodal.media import ImageMediaIO, MediaWithBytes, audio
@@ -38,7 +38,9 @@ from vllm.multimodal.video_decoders import torchcodec
 from common.media.avif_size import avif_pixels
 from common.media.container_tables import claims_too_much
 from common.media.formats import AVIF, FFMPEG_FORMATS, IMAGE_FORMATS
+from common.media.metadata_limit import has_too_much_metadata
 from common.media.picture_strips import is_large, strips
+from common.media.resampling import thrifty_resampler
 from common.media.tensor_files import load as load_tensor
 
 logger = logging.getLogger(__name__)
@@ -69,6 +71,9 @@ _FREE_CALLS: Final = 20_000  # of a film's ``read`` and ``seek``, however small 
 _BYTES_PER_CALL: Final = 128
 """A film with its sound behind its pictures takes two calls a frame, others one for 4 KiB."""
 
+OPENING_S: Final = 3.0
+"""Of a core, to open a film or sound, which takes milliseconds: its titles and tables."""
+
 _UNCOUNTABLE_PLANES: Final = 8  # of a sound, which FFmpeg has a list of its own for beyond these
 
 SOUND_RATES: Final = range(1_000, 768_001)
@@ -76,20 +81,6 @@ SOUND_RATES: Final = range(1_000, 768_001)
 
 _VLLMS_SOUNDFILE: Final[Any] = audio.soundfile
 _FRAMES_AT_ONCE: Final = 1 << 16
-
-_VLLMS_RESAMPLER: Final[Any] = resampling._get_torchaudio_resampler
-MAX_KERNEL: Final = 1 << 23
-"""Numbers of a resampler's kernel, each of which takes 31 bytes while it is made. From 15,999 to
-16,000 Hz there are 256 million."""
-
-_KEPT_KERNEL: Final = 1 << 19
-"""Numbers of a kernel that vLLM may keep, of 32 pairs of rates."""
-
-RESAMPLED_AT_ONCE: Final = 256 << 20
-"""Bytes of samples side by side, up to 15 times the sound, for which torchaudio resamples it whole;
-a longer sound is resampled piece by piece."""
-
-_PIECE: Final = 64 << 20
 
 _TORCH_LOAD: Final[Any] = torch.load
 
@@ -140,7 +131,7 @@ def guard_decoders() -> None:
     # vLLM then falls back to its other readers.
     audio.AudioDecoder = None
     audio._torchcodec_import_exc = ImportError(_NO_TORCHCODEC)
-    resampling._get_torchaudio_resampler = _thrifty_resampler
+    resampling._get_torchaudio_resampler = thrifty_resampler
     torchcodec.VideoDecoder = _Refusing
     av.open = _guarded_open
     vars(av)["AudioResampler"] = _Resampler
@@ -294,17 +285,35 @@ def _limit_ffmpegs_memory() -> None:
         getattr(ctypes.CDLL(path), _MAX_ALLOC)(ctypes.c_size_t(MAX_FFMPEG_BYTES))
 
 
-def _check_tables(source: object) -> None:
-    """Raise ValueError if a medium's tables would make FFmpeg allocate for missing data."""
-    if not isinstance(source, BytesIO):
-        return
-    with source.getbuffer() as data:
-        claims = claims_too_much(data)
-    if claims:
+def _check_tables(data: bytes) -> None:
+    """Raise ValueError if a medium's tables would make FFmpeg allocate for missing data, or its
+    metadata take hours."""
+    if claims_too_much(data):
         raise ValueError("The medium claims more samples than it can hold")
+    if has_too_much_metadata(data):
+        raise ValueError("The medium has too many titles, chapters or other metadata")
 
 
-class _Steady(BytesIO):
+class _Timed(BytesIO):
+    """Bytes that end after :data:`OPENING_S` of a core, until :meth:`opened`: FFmpeg compares each
+    title with all before it, and nothing stops it but the end of the file."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self._until = time.thread_time() + OPENING_S
+
+    def opened(self) -> None:
+        """Give all bytes from now on. Raises ValueError if the time was over."""
+        if time.thread_time() >= self._until:
+            raise ValueError("The medium takes too long to open: it has too many titles, or tables")
+        self._until = math.inf
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return bytes; none when the time is over."""
+        return super().read(size) if time.thread_time() < self._until else b""
+
+
+class _Steady(_Timed):
     """Bytes for OpenCV, which crashes the process if a stream's ``seek`` raises. FFmpeg seeks to
     offsets of a film's tables, truncated by OpenCV to 32 signed bits. OpenCV leaks 64 bytes per
     call, and 7 kB of ASF cause millions of calls: after a maximum the film ends."""
@@ -336,6 +345,7 @@ class _Capture:
     def __init__(self, data: bytes, *args: Any, **kwargs: Any) -> None:
         self._source = _Steady(data)
         self._capture = _OPENCV_OPEN(self._source, *args, **kwargs)
+        self._source.opened()
 
     def __del__(self) -> None:
         self._capture = None
@@ -346,15 +356,16 @@ class _Capture:
 
 def _guarded_capture(*args: Any, **kwargs: Any) -> Any:
     if args and isinstance(args[0], BytesIO):
-        _check_tables(args[0])
-        return _Capture(args[0].getvalue(), *args[1:], **kwargs)
+        data = args[0].getvalue()
+        _check_tables(data)
+        return _Capture(data, *args[1:], **kwargs)
     return _OPENCV_OPEN(*args, **kwargs)
 
 
 class _Opened:
-    """A PyAV container that downmixes audio frames with too many planes for PyAV. PyAV counts
-    planes up to a null pointer, and there is none behind eight channels: reading the frame crashes
-    the process."""
+    """A PyAV container that mixes the channels of audio frames: vLLM keeps all of them until the
+    last frame, thrice. PyAV counts planes up to a null pointer, and there is none behind eight
+    channels: reading the frame crashes the process."""
 
     def __init__(self, container: Any) -> None:
         self._container = container
@@ -371,10 +382,28 @@ class _Opened:
     def decode(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         packer = av.AudioResampler(format="flt")
         for frame in self._container.decode(*args, **kwargs):
-            if isinstance(frame, av.AudioFrame) and not _has_countable_planes(frame):
-                yield from map(_mean, packer.resample(frame))
-            else:
+            if not isinstance(frame, av.AudioFrame) or not frame.format.is_planar:
                 yield frame
+            elif frame.layout.nb_channels < _UNCOUNTABLE_PLANES:
+                yield _Mixed(frame)
+            else:
+                yield from map(_mean, packer.resample(frame))
+
+
+class _Mixed:
+    """An audio frame of several planes (``av.AudioFrame`` is not subclassable) that gives the mean
+    of its channels, as vLLM computes it from all of them."""
+
+    def __init__(self, frame: av.AudioFrame) -> None:
+        self.frame = frame
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.frame, name)
+
+    def to_ndarray(self) -> np.ndarray:
+        """Return one row of samples."""
+        mean: np.ndarray = self.frame.to_ndarray().astype(np.float32).mean(axis=0, keepdims=True)
+        return mean
 
 
 class _SoundFile:
@@ -415,54 +444,13 @@ class _Resampler:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._resampler, name)
 
-    def resample(self, frame: av.AudioFrame | None) -> list[av.AudioFrame]:
+    def resample(self, frame: av.AudioFrame | _Mixed | None) -> list[av.AudioFrame]:
         """Return frames at the new rate. Raises ValueError: the old rate is unrealistic."""
+        frame = frame.frame if isinstance(frame, _Mixed) else frame
         if frame is not None and (rate := frame.sample_rate) not in SOUND_RATES:
             raise ValueError(f"Its sample rate of {rate} Hz is none that sound has")
         frames: list[av.AudioFrame] = self._resampler.resample(frame)
         return frames
-
-
-@wraps(_VLLMS_RESAMPLER)
-def _thrifty_resampler(rate: int, wanted: int) -> Any:
-    """Resample like vLLM, but long audio in less memory. Raises ValueError: the rates take too
-    much. torchaudio's number of filters is the reduced numerator of ``wanted / rate``; each is as
-    long as a period of both rates."""
-    common = math.gcd(rate, wanted)
-    period, filters = rate // common, wanted // common
-    kernel = filters * (period + 12 * -(-period // min(period, filters)))
-    if kernel > MAX_KERNEL:
-        raise ValueError(
-            f"Sound of {rate} Hz is not resampled to {wanted} Hz, which takes too much memory: "
-            "send it at 16000, 24000, 44100 or 48000 Hz"
-        )
-    make = _VLLMS_RESAMPLER if kernel <= _KEPT_KERNEL else _VLLMS_RESAMPLER.__wrapped__
-    return partial(_resampled, make(rate, wanted))
-
-
-def _resampled(resampler: Any, samples: torch.Tensor) -> torch.Tensor:
-    """Apply ``resampler``, in pieces if the audio is long. Bit-exact for one filter, as from 48 to
-    16 kHz. For more filters the summation order of a few products depends on the piece size."""
-    step = resampler.orig_freq // resampler.gcd
-    taps = resampler.kernel.shape[-1]
-    if samples.numel() // step * taps * samples.element_size() <= RESAMPLED_AT_ONCE:
-        whole: torch.Tensor = resampler(samples)
-        return whole
-    wanted = -(-resampler.new_freq * samples.shape[-1] // resampler.orig_freq)
-    channels = samples.view(-1, samples.shape[-1])
-    made = torch.empty(len(channels), wanted)
-    for channel, into in zip(channels, made, strict=True):
-        padded = pad(channel[None], (resampler.width, resampler.width + step))
-        frames = (padded.shape[-1] - taps) // step + 1
-        at_once = _PIECE // (taps * samples.element_size())
-        filled = 0
-        for first in range(0, frames, at_once):
-            last = min(first + at_once, frames) - 1
-            some = padded[:, first * step : last * step + taps]
-            piece = conv1d(some, resampler.kernel, stride=step).T.reshape(-1)[: wanted - filled]
-            into[filled : filled + len(piece)] = piece
-            filled += len(piece)
-    return made.view(*samples.shape[:-1], wanted)
 
 
 def _mean(packed: av.AudioFrame) -> av.AudioFrame:
@@ -473,18 +461,20 @@ def _mean(packed: av.AudioFrame) -> av.AudioFrame:
     return mono
 
 
-def _has_countable_planes(frame: av.AudioFrame) -> bool:
-    return not frame.format.is_planar or frame.layout.nb_channels < _UNCOUNTABLE_PLANES
-
-
 @wraps(_PYAV_OPEN)
 def _guarded_open(file: Any, mode: str | None = None, *args: Any, **kwargs: Any) -> Any:
     if mode in (None, "r"):
-        _check_tables(file)
         # Only titles and the like.
         kwargs.setdefault("metadata_errors", "replace")
         kwargs["container_options"] = {**(kwargs.get("container_options") or {}), **_OPTIONS}
-        return _Opened(_PYAV_OPEN(file, mode, *args, **kwargs))
+        if not isinstance(file, BytesIO):
+            return _Opened(_PYAV_OPEN(file, mode, *args, **kwargs))
+        data = file.getvalue()
+        _check_tables(data)
+        source = _Timed(data)
+        container = _PYAV_OPEN(source, mode, *args, **kwargs)
+        source.opened()
+        return _Opened(container)
     return _PYAV_OPEN(file, mode, *args, **kwargs)
 
 

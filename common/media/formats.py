@@ -107,7 +107,7 @@ _MOST_TAGS: Final = 8
 
 def is_known_container(data: bytes) -> bool:
     """Return whether audio or video begins like an allowed container."""
-    start = _after_tags(data)
+    start = after_tags(data)
     if start > 0:
         data = data[start : start + _MOST_PADDING].lstrip(b"\0")
     head = data[: 2 * _TS_PACKET + 1]
@@ -127,7 +127,7 @@ def name_of_unread(data: bytes) -> str | None:
     return next((name for begins, name in _NOT_READ if begins.match(head)), None)
 
 
-def _after_tags(data: bytes) -> int:
+def after_tags(data: bytes | memoryview) -> int:
     """Return the offset of the medium, behind ID3 tags, as FFmpeg does."""
     start = 0
     for _ in range(_MOST_TAGS):

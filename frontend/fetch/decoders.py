@@ -21,6 +21,7 @@ from vllm.multimodal.media.audio import load_audio
 from common.media.container_tables import claims_too_much
 from common.media.decoder_guard import guard_decoders, limit_frames
 from common.media.formats import IMAGE_FORMATS, is_known_container, name_of, name_of_unread
+from common.media.metadata_limit import has_too_much_metadata
 from common.vllm_compat.features import count_frames_with
 from frontend.fetch.content import Content
 from frontend.fetch.picture_limit import picture_pixels, said_by_pillow, too_many_pixels
@@ -89,6 +90,8 @@ def limit_decoders(policy: FetchPolicy) -> None:
     count_frames_with(partial(count_frames, policy.decode_timeout_s))
     envs.VLLM_MAX_IMAGE_PIXELS = policy.max_pixels
     Image.MAX_IMAGE_PIXELS = (policy.max_pixels + 1) // 2  # it refuses twice as much
+    # They are a medium's sender's doing, and Python keeps each text for good.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
     warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
@@ -126,6 +129,8 @@ def _decode(
             raise RefusedError(_unread(data))
         if claims_too_much(data):
             raise RefusedError("it claims more samples than it can hold")
+        if has_too_much_metadata(data):
+            raise RefusedError("it has too many titles, chapters or other metadata")
         if isinstance(media_io, AudioMediaIO):
             return _decode_sound(data, media_io, admit)
     if isinstance(media_io, VideoMediaIO):

@@ -1,5 +1,6 @@
 """Count a picture's pixels by its header, and refuse pictures that take hours."""
 
+import contextlib
 import re
 import struct
 import zlib
@@ -28,6 +29,19 @@ _LONG: Final = struct.Struct(">I")
 _MARKER: Final = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
 """JPEG markers, except those without a segment."""
 
+_SEGMENT: Final = re.compile(rb"\xff[\xc0-\xc7\xc9-\xcf\xda-\xef\xfe]")
+"""The same as Pillow reads them: it skips no segment of the others."""
+
+_MAX_SEGMENTS: Final = 4_096
+_MAX_EXIF: Final = 64
+"""Segments of a JPEG with EXIF, which Pillow puts together in quadratic time: 17 MB of one-byte
+segments took minutes."""
+
+_MAX_CHUNKS: Final = 1 << 18
+"""Chunks of a PNG, and tags of a BigTIFF, which Pillow reads one by one."""
+
+_BIG_TIFFS: Final = {b"II+\0": "<Q", b"MM\0+": ">Q"}
+
 
 def picture_pixels(data: bytes, policy: FetchPolicy) -> int:
     """Return the pixels of a decoded picture, without decoding it.
@@ -37,6 +51,8 @@ def picture_pixels(data: bytes, policy: FetchPolicy) -> int:
         ValueError: it is no picture.
         Image.DecompressionBombError: as RefusedError, from Pillow.
     """
+    if _has_too_many_parts(data):
+        raise RefusedError("it has too many pieces of metadata")
     try:
         with image.open_image(BytesIO(data)) as opened:
             pixels = max(stored_pixels(opened), _tile_pixels(opened))
@@ -82,6 +98,42 @@ def _unread(data: bytes) -> str:
     name = "empty" if not data else name_of(data) or "in no known format"
     *first, last = sorted(set(IMAGE_FORMATS) - {"DIB"})
     return f"it is {name}, not a picture that is read here: {', '.join(first)} or {last}"
+
+
+def _has_too_many_parts(data: bytes) -> bool:
+    """Return whether Pillow would read a header for minutes."""
+    if data.startswith(b"\xff\xd8"):
+        return _has_too_many_segments(data)
+    if data.startswith(b"\x89PNG"):
+        return _has_too_many_chunks(data)
+    if data[:4] in _BIG_TIFFS:
+        with contextlib.suppress(struct.error):  # Pillow's to refuse
+            (tags,) = struct.unpack_from(_BIG_TIFFS[data[:4]], data, 8)
+            return bool(struct.unpack_from(_BIG_TIFFS[data[:4]], data, tags)[0] > _MAX_CHUNKS)
+    return False
+
+
+def _has_too_many_chunks(data: bytes) -> bool:
+    at = _PNG_START
+    for _ in range(_MAX_CHUNKS):
+        if at >= len(data):
+            return False
+        at += 12 + int.from_bytes(data[at : at + 4], "big")
+    return True
+
+
+def _has_too_many_segments(data: bytes) -> bool:
+    at, exif = 2, 0
+    for _ in range(_MAX_SEGMENTS):
+        marker = _SEGMENT.search(data, at)
+        if marker is None or marker[0][1] == 0xDA:
+            return False
+        at = marker.end()
+        exif += data.startswith(b"Exif", at + 2)
+        at += max(2, int.from_bytes(data[at : at + 2], "big"))
+        if exif > _MAX_EXIF:
+            break
+    return True
 
 
 def _check_png(data: bytes) -> None:

@@ -169,3 +169,9 @@ def test_honest_files_pass() -> None:
         assert not claims_too_much(data)
     for data in (b"", b"\0", bytes(100), b"\0\0\0\1moov", b"\xff" * 100):
         assert not claims_too_much(data)
+
+
+@pytest.mark.parametrize("name", ["keyframes", "tracks"])
+def test_a_tag_hides_no_table(name: str) -> None:
+    """FFmpeg looks behind it."""
+    assert claims_too_much(b"ID3\x03\0\0\0\0\0\x0a" + bytes(10) + hostile()[name])

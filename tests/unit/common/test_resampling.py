@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from vllm.multimodal import audio
 from vllm.multimodal.audio import AudioResampler
 
-from common.media import decoder_guard
+from common.media import resampling
 from common.media.decoder_guard import guard_decoders
 from frontend.media_processes import MemoryLimit
 
@@ -51,8 +51,8 @@ def test_short_sounds_are_resampled_as_vllm_does(
 def test_pieces_of_a_long_sound_are_those_of_the_whole(
     rate: int, more: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoder_guard, "RESAMPLED_AT_ONCE", 0)
-    monkeypatch.setattr(decoder_guard, "_PIECE", 16 * MIB)
+    monkeypatch.setattr(resampling, "RESAMPLED_AT_ONCE", 0)
+    monkeypatch.setattr(resampling, "_PIECE", 16 * MIB)
     samples = noise(3_000_000 + more)
     made = AudioResampler(16_000).resample(samples, orig_sr=rate)
     assert np.array_equal(made, by_vllm(samples, rate, 16_000))
@@ -64,8 +64,8 @@ def test_pieces_of_a_long_sound_are_those_of_the_whole(
 def test_pieces_by_several_filters_differ_by_rounding_at_most(
     rate: int, wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoder_guard, "RESAMPLED_AT_ONCE", 0)
-    monkeypatch.setattr(decoder_guard, "_PIECE", MIB)
+    monkeypatch.setattr(resampling, "RESAMPLED_AT_ONCE", 0)
+    monkeypatch.setattr(resampling, "_PIECE", MIB)
     samples = noise(2, 500_003)
     made = AudioResampler(wanted).resample(samples, orig_sr=rate)
     whole = by_vllm(samples, rate, wanted)

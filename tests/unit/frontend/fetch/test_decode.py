@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import tracemalloc
+import warnings
 import zlib
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -101,6 +102,45 @@ def test_a_bomb_inside_an_icon() -> None:
     icon += struct.pack("<BBBBHHII", 16, 16, 0, 0, 1, 32, len(bomb), 22) + bomb
     with pytest.raises(RefusedError, match="pixels"):
         decoded(icon, limited(max_pixels=1_000_000))
+
+
+def test_a_header_that_takes_minutes_to_read() -> None:
+    """Pillow reads its pieces one by one, and puts EXIF together in quadratic time."""
+    policy = limited()
+    whole = jpeg(16, 16)
+    exif = b"\xff\xe1\x00\x09Exif\0\0x"
+    hidden = b"\xff\xf0\xff\xff" + 5_000 * exif  # Pillow does not skip such a segment
+    note = b"\xff\xfe\x00\x02"
+    chunk = struct.pack(">I4sI", 0, b"teSt", zlib.crc32(b"teSt"))
+    drawn = picture("x")
+    tags = struct.pack("<4sHHQQ", b"II+\0", 8, 0, 16, 1 << 20) + bytes(100)
+    for bomb in (
+        whole[:2] + 70 * exif + whole[2:],
+        whole[:2] + hidden + whole[2:],
+        whole[:2] + 5_000 * note + whole[2:],
+        drawn[:33] + 300_000 * chunk + drawn[33:],
+        tags,
+    ):
+        with pytest.raises(RefusedError, match="too many pieces of metadata"):
+            decoded(bomb, policy)
+    for good in (
+        whole[:2] + 20 * exif + 500 * note + whole[2:] + 5_000 * note,
+        drawn[:33] + 1_000 * chunk + drawn[33:],
+    ):
+        assert decoded(good, policy)
+
+
+def test_pillows_warnings_about_a_picture_are_not_kept() -> None:
+    """Each has a text of its own, and Python keeps and prints all of them."""
+    policy = limited()
+    entries = b"".join(struct.pack("<HHII", 40_000 + n, 7, n + 5, 1 << 20) for n in range(500))
+    exif = b"II*\0\x08\0\0\0" + struct.pack("<H", 500) + entries + bytes(4)
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(buffer, "PNG", exif=exif)
+    with warnings.catch_warnings(record=True) as shown:
+        limit_decoders(policy)
+        assert decoded(buffer.getvalue(), policy)
+    assert not shown
 
 
 def test_a_bomb_of_text() -> None:

@@ -14,6 +14,7 @@ from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, VideoMedi
 from vllm.multimodal.media.audio import load_audio
 from vllm.multimodal.parse import MultiModalDataParser
 
+from common.media import decoder_guard
 from common.media.formats import IMAGE_FORMATS, name_of_unread
 from frontend.fetch.content import Content
 from frontend.fetch.decoders import decode, limit_decoders
@@ -60,6 +61,20 @@ def test_channels_are_mixed_as_by_vllm(channels: int) -> None:
     theirs = np.mean(soundfile.read(buffer, dtype="float32")[0].T, axis=(0,))
     assert np.array_equal(samples, theirs)
     assert peak < 4 * frames + 4 * channels * 200_000
+
+
+def test_channels_that_ffmpeg_reads_are_mixed_as_by_vllm() -> None:
+    """vLLM has all of them in memory, thrice."""
+    quiet = np.random.default_rng(0).standard_normal((6, 20 * 48_000)) / 9
+    data = FORMATS["M4A"].write(quiet, 48_000)
+    tracemalloc.start()
+    samples, _ = decoded(data, SOUND)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    with decoder_guard._PYAV_OPEN(io.BytesIO(data)) as whole:
+        theirs = np.concatenate([each.to_ndarray() for each in whole.decode(audio=0)], axis=-1)
+    assert np.array_equal(samples, np.mean(theirs.astype(np.float32), axis=0))
+    assert peak < theirs.nbytes
 
 
 @pytest.mark.parametrize("name", FORMATS)
