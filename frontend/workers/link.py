@@ -10,7 +10,6 @@ client.
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -98,11 +97,33 @@ SEND_BYTES = 256 << 20
 UNREAD_ANSWERS = 4096
 """Unread answers of one request, before its client counts as too slow."""
 
-YIELD_EVERY = 16
-"""Messages read before other tasks on the event loop run."""
+SHARE = 0.25
+"""Limit of a worker's share of the event loop for messages that answer no request. Its load reports
+take a hundredth."""
+
+BURST_S = 0.02
+"""Such messages that are handled at once, in seconds. One of 16 MB may take longer."""
+
+MAX_PAUSE_S = 1.0
+"""Maximum pause after them: perhaps this process was stopped meanwhile."""
 
 QUIET_S = 3 * PING_INTERVAL_S
 """Silence after which a worker whose link is closed for another reason counts as dead."""
+
+
+class Pace:
+    """Pacing of messages that answer no request: a worker may send any number of them."""
+
+    def __init__(self) -> None:
+        self._debt = 0.0
+        self._paid = 0.0
+
+    def pause_s(self, began: float, ended: float) -> float:
+        """Return for how long no further message should be read, given when one was handled."""
+        earned = SHARE * (began - self._paid)
+        debt = max(0.0, self._debt - earned) + ended - began
+        self._debt, self._paid = min(debt, SHARE * MAX_PAUSE_S), ended
+        return self._debt / SHARE if self._debt > BURST_S else 0.0
 
 
 class WorkerLink:
@@ -314,40 +335,47 @@ class WorkerLink:
         return len(self._dispatches)
 
     async def _read(self) -> None:
-        for count in itertools.count(1):
-            if count % YIELD_EVERY == 0:
-                await asyncio.sleep(0)
+        pace = Pace()
+        while True:
             try:
                 frames = await self._receive_frames()
             except ProtocolError as error:
                 UNDECODABLE_MESSAGES.labels("frontend").inc()
                 self._lose(f"its messages can't be taken: {error}", WorkerGarbledError)
                 return
-            try:
-                message = self._codec.decode(frames)[0]
-            except ProtocolError as error:
-                UNDECODABLE_MESSAGES.labels("frontend").inc()
-                await self._not_understood(frames, error)
-                continue
-            match message:
-                case Status():
-                    self._take_status(message)
-                case Terms():
-                    self._on_terms(message.reply)
-                case Figures(number, page):
-                    self._figures.answered(number, page)
-                case Operated():
-                    self._operations.answered(message.number, message)
-                case Goodbye():
-                    self.left = message.reason == SHUTTING_DOWN
-                    self._lose(message.reason[:LONGEST_MESSAGE], WorkerLeftError)
-                case Outputs(outputs):
-                    await self._deliver(outputs)
-                    await asyncio.sleep(0)  # let their readers run
-                case Ack() | Nack() | Failed():
-                    await self._deliver([message])
-                case Welcome():
-                    pass  # only an answer to Hello, which open() reads
+            began = time.monotonic()
+            if await self._handle(frames):
+                await asyncio.sleep(0)  # let the readers of the answers run
+            elif pause_s := pace.pause_s(began, time.monotonic()):
+                await asyncio.sleep(pause_s)
+
+    async def _handle(self, frames: Sequence[memoryview]) -> bool:
+        """Return whether a message answered a request."""
+        try:
+            message = self._codec.decode(frames)[0]
+        except ProtocolError as error:
+            UNDECODABLE_MESSAGES.labels("frontend").inc()
+            await self._not_understood(frames, error)
+            return False
+        match message:
+            case Status():
+                self._take_status(message)
+            case Terms():
+                self._on_terms(message.reply)
+            case Figures(number, page):
+                self._figures.answered(number, page)
+            case Operated():
+                self._operations.answered(message.number, message)
+            case Goodbye():
+                self.left = message.reason == SHUTTING_DOWN
+                self._lose(message.reason[:LONGEST_MESSAGE], WorkerLeftError)
+            case Outputs(outputs):
+                return await self._deliver(outputs)
+            case Ack() | Nack() | Failed():
+                return await self._deliver([message])
+            case Welcome():
+                pass  # only an answer to Hello, which open() reads
+        return False
 
     def _take_status(self, status: Status) -> None:
         try:
@@ -382,12 +410,15 @@ class WorkerLink:
         else:
             await self._abort(request_id)
 
-    async def _deliver(self, answers: Sequence[Answer]) -> None:
+    async def _deliver(self, answers: Sequence[Answer]) -> bool:
+        """Return whether any of the answers is to a request in flight."""
         self._last_answer = time.monotonic()
+        delivered = False
         for answer in answers:
             dispatch = self._dispatches.get(answer.request_id)
             if dispatch is None:
                 continue
+            delivered = True
             if isinstance(answer, Output) and (flaw := flaw_of(answer)):
                 UNDECODABLE_MESSAGES.labels("frontend").inc()
                 await self._miss(Missing(answer.request_id, answer.finished), flaw)
@@ -404,6 +435,7 @@ class WorkerLink:
                 continue
             dispatch.give_up(SlowClientError(f"the client left {UNREAD_ANSWERS} answers unread"))
             await self._abort(answer.request_id)
+        return delivered
 
     async def _abort(self, request_id: RequestId) -> None:
         try:
