@@ -26,8 +26,10 @@ descriptor of their connection."""
 START_S: Final = 300.0
 """Time-out until a process listens to its parent: a cold disk loads vLLM's imports in minutes."""
 
-ANSWERS_S: Final = 30.0
-"""Silence after which a listening process counts as hung or stopped."""
+HEARTBEAT_S: Final = 5.0
+
+MISSED: Final = 6
+"""Consecutive heartbeats without an answer after which a process counts as hung or stopped."""
 
 
 class Child:
@@ -118,8 +120,8 @@ class Child:
         self._signal(signal.SIGKILL)
 
     async def kill_if_silent(self) -> None:
-        """Send heartbeats until cancelled, and kill a process that misses one: its siblings wait
-        for its answers, and clients for requests that it accepted.
+        """Send heartbeats until cancelled, and kill a process that misses several: its siblings
+        wait for its answers, and clients for requests that it accepted.
         """
         try:
             async with asyncio.timeout(START_S):
@@ -128,12 +130,14 @@ class Child:
             logger.error("process %s did not start in %g s: it is killed", self.name, START_S)
             self.kill()
             return
-        heard = -1
-        while heard < self._heard:
+        missed = 0
+        while missed < MISSED:  # a count, not a time: the parent may be stopped itself
             heard = self._heard
             self.send(Asked(0, "", b""))  # heartbeat: no question has that number
-            await asyncio.sleep(ANSWERS_S)
-        logger.error("process %s has been silent for %g s: it is killed", self.name, ANSWERS_S)
+            await asyncio.sleep(HEARTBEAT_S)
+            missed = missed + 1 if heard == self._heard else 0
+        silent_s = MISSED * HEARTBEAT_S
+        logger.error("process %s has been silent for %g s: it is killed", self.name, silent_s)
         self.kill()
 
     async def ended(self) -> int:

@@ -223,9 +223,9 @@ class Parent:
     async def _stop_when_asked(self, signals: StopSignals) -> None:
         await signals.asked()
         self._stopping.set()
-        self._stop_listening()
         for child in self._children:
             child.stop(at_once=False)
+        self._stop_listening()
         await signals.at_once(self._drain_timeout_s + LAST_S)
         for child in self._children:
             child.stop(at_once=True)
@@ -243,9 +243,13 @@ class Parent:
         await asyncio.gather(*(child.ended() for child in left))
 
     def _stop_listening(self) -> None:
-        """Close the sockets, so that no client waits for a connection that no process will take."""
+        """Shut down the sockets in all processes, so that no client waits for a connection that no
+        process will take: a stopped process keeps its descriptors open.
+        """
         listeners, self._listeners = self._listeners, []
         for listener in listeners:
+            with contextlib.suppress(OSError):  # not listening yet
+                listener.shutdown(socket.SHUT_RDWR)
             listener.close()
         if self._uds is not None:
             Path(self._uds).unlink(missing_ok=True)

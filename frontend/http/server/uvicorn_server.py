@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import resource
@@ -246,6 +247,9 @@ class SharedListener:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return  # another process was faster, or the client has gone
         except OSError as error:
+            if error.errno == errno.EINVAL:  # the parent has shut it down for all processes
+                self._loop.remove_reader(self._listener.fileno())
+                return
             # E.g. no descriptors are left: siblings may have some, and connections wait.
             logger.error("a connection can't be accepted: %s", error)
             self._pause(1.0)

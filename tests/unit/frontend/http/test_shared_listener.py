@@ -5,13 +5,13 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from socket import socket
+from socket import SHUT_RDWR, socket
 
 import pytest
 
 from frontend.args import parse
 from frontend.asgi import App, Receive, Scope, Send
-from frontend.http.server.uvicorn_server import Server
+from frontend.http.server.uvicorn_server import Server, SharedListener
 from frontend.http.server.vllm_server import uvicorn_config
 from frontend.http.settings import HttpSettings
 from frontend.processes.listeners import ConnectionCounts, listen
@@ -146,3 +146,15 @@ async def test_tls_and_handshakes_that_come_to_nothing(
         client = await made.connect(ssl=trust)
         await client.send(post(method="GET"))
         assert (await client.reply()).status == 200
+
+
+async def test_one_that_was_shut_down_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """Its parent shuts it down in all processes, before it tells each of them to end."""
+    (listener,) = listen("127.0.0.1", 0, None)
+    shared = SharedListener(listener, asyncio.Protocol, None, 1.0, lambda: False)
+    shared.start()
+    listener.shutdown(SHUT_RDWR)
+    shared._take()
+    assert not asyncio.get_running_loop().remove_reader(listener.fileno())
+    shared.close()
+    assert not caplog.records

@@ -74,10 +74,13 @@ class Group:
 
 
 @asynccontextmanager
-async def parent_here(directory: Path, drain_timeout_s: float) -> AsyncIterator[Parent]:
+async def parent_here(
+    directory: Path, drain_timeout_s: float, *, on_port: bool = False
+) -> AsyncIterator[Parent]:
     """A parent of two in this process."""
     module = "tests.unit.frontend.processes.member"
-    command = [sys.executable, "-m", module, str(directory), str(directory / "uds")]
+    where = [] if on_port else [str(directory / "uds")]
+    command = [sys.executable, "-m", module, str(directory), *where]
     try:
         async with asyncio.timeout(120):
             yield Parent(command, 2, drain_timeout_s)
@@ -179,7 +182,7 @@ async def test_one_that_is_stopped_is_killed_and_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Clients waited without end for what it had accepted."""
-    monkeypatch.setattr(child_module, "ANSWERS_S", 3.0)
+    monkeypatch.setattr(child_module, "HEARTBEAT_S", 0.5)
     monkeypatch.setattr(parent_module, "FIRST_PAUSE_S", 0.01)
     async with parent_here(tmp_path, 0.2) as running:
         ended = asyncio.create_task(running.run())
@@ -191,6 +194,29 @@ async def test_one_that_is_stopped_is_killed_and_replaced(
         os.kill(os.getpid(), signal.SIGTERM)
         assert await ended == 0
     assert f"process {stopped.name} has been silent" in caplog.text
+
+
+async def test_one_that_is_stopped_keeps_no_client_waiting_during_a_drain(tmp_path: Path) -> None:
+    """It keeps its descriptors of the sockets that listen."""
+    async with parent_here(tmp_path, 3600.0, on_port=True) as running:
+        ended = asyncio.create_task(running.run())
+        await until(lambda: len(running._serving) == 2)
+        address = running._listeners[0].getsockname()
+        stopped = next(iter(running._serving))
+        os.kill(stopped.pid, signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await until(lambda: refuses(address))
+        assert stopped in running._children
+        os.kill(stopped.pid, signal.SIGKILL)
+        assert await ended == 128 + signal.SIGKILL
+
+
+def refuses(address: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(address).close()
+    except ConnectionRefusedError:
+        return True
+    return False
 
 
 async def test_one_that_is_stopped_before_it_plans_ends_the_frontend(
