@@ -6,11 +6,18 @@ and forks itself only to parse long answers.
 
 import os
 import resource
+import select
 import signal
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+
+TRIES: Final = 3
+
+LOOK_S: Final = 1.0
+"""Interval of looks at a child. One that sleeps in two of them, and took no CPU in between, waits
+for a lock that another thread of this process held during the fork."""
 
 
 class Bounds(NamedTuple):
@@ -39,6 +46,15 @@ def serve(
 
 def forked(order: Any, answer: Callable[[Any], bytes], bounds: Bounds) -> bytes:
     """Return the answer of a child process; nothing if it ended before."""
+    for _ in range(TRIES):
+        said = _forked(order, answer, bounds)
+        if said is not None:
+            return said
+    return b""
+
+
+def _forked(order: Any, answer: Callable[[Any], bytes], bounds: Bounds) -> bytes | None:
+    """Return as :func:`forked`, and None if the child hung."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -55,9 +71,28 @@ def forked(order: Any, answer: Callable[[Any], bytes], bounds: Bounds) -> bytes:
             os._exit(status)
     os.close(writer)
     with os.fdopen(reader, "rb") as file:
+        hangs = _hangs(pid, reader)
+        if hangs:
+            os.kill(pid, signal.SIGKILL)
         said = file.read()
     _, status = os.waitpid(pid, 0)
+    if hangs:
+        return None
     return said if status == 0 else b""
+
+
+def _hangs(pid: int, reader: int) -> bool:
+    """Wait until a child writes or ends; return whether it hangs instead."""
+    poll = select.poll()
+    poll.register(reader, select.POLLIN)
+    before = None
+    while not poll.poll(LOOK_S * 1e3):
+        # After the command's name: the state, and from the 12th field on the CPU time.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        if fields[0] == "S" and fields[11:13] == before:
+            return True
+        before = fields[11:13]
+    return False
 
 
 def _limit(bounds: Bounds) -> None:

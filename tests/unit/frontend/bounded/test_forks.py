@@ -1,8 +1,13 @@
 """A fork has nothing of its parent's that others wait for."""
 
+import os
 import socket
+import threading
 from pathlib import Path
 
+import pytest
+
+from frontend.bounded import forks
 from frontend.bounded.forks import Bounds, forked
 
 BOUNDS = Bounds(cpu_s=10, memory_bytes=1 << 30, alarm_s=60)
@@ -24,3 +29,27 @@ def test_a_fork_holds_no_connection_of_its_parent() -> None:
 
 def test_a_fork_that_fails_answers_nothing() -> None:
     assert forked(None, lambda _: bytes(1 << 40), BOUNDS) == b""
+
+
+def test_a_fork_that_waits_for_a_lock_of_its_parents_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another thread held it during the fork, and no thread of the child releases it."""
+    monkeypatch.setattr(forks, "LOOK_S", 0.05)
+    fork, lock, children = os.fork, threading.Lock(), []
+    lock.acquire()
+
+    def fork_and_release() -> int:
+        if pid := fork():
+            children.append(pid)
+            if lock.locked():
+                lock.release()
+        return pid
+
+    def answer(_: None) -> bytes:
+        with lock:
+            return b"answer"
+
+    monkeypatch.setattr(os, "fork", fork_and_release)
+    assert forked(None, answer, BOUNDS) == b"answer"
+    assert len(children) == 2
