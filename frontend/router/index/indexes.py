@@ -86,7 +86,8 @@ class BlockIndexes(NamedTuple):
 
 
 _MOST_BLOCKS = 1 << 22
-"""Capacity of a cache or tier of unknown size; a bound for hostile messages."""
+"""Blocks of a cache or tier, whatever size its worker's card names: 64 million tokens. Each takes
+some 200 bytes of a frontend."""
 
 SLICE_BLOCKS: Final = 16_384
 """Blocks applied at a time: milliseconds of the event loop. Four times a step of 64k tokens, so
@@ -110,7 +111,7 @@ class TargetBlocks:
     ) -> None:
         self._target = target
         self._block_size = block_size
-        self._capacity = capacity_blocks or _MOST_BLOCKS
+        self._capacity = min(capacity_blocks or _MOST_BLOCKS, _MOST_BLOCKS)
         self._index = indexes.known
         self._windows = indexes.windows
         self._predictions = indexes.predicted

@@ -182,9 +182,12 @@ class KvIndex:
                 end = min(end, guessed.end) if alive & ~guessed.mask else guessed.end
                 lost &= ~guessed.mask
             if lost:
-                for slot in bits(lost & grouped):
+                pending = lost & grouped
+                while pending:
                     # A target dies with the first of its groups.
-                    lost |= alive & slots.mask(slots.owner(slot))
+                    siblings = slots.mask(slots.owner(next(bits(pending))))
+                    lost |= alive & siblings
+                    pending &= ~siblings
                 if depth:
                     groups.append((depth, slots.owners(lost)))
                 alive ^= lost

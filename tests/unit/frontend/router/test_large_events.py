@@ -146,3 +146,16 @@ def test_what_can_not_be_used_ends_it() -> None:
     assert blocks.finish()
     assert "blocks of 32 tokens" in blocks.target.unusable
     assert not blocks.target.go_on()
+
+
+def test_a_worker_holds_no_more_blocks_than_any_machine_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its card may name any size, and each block takes memory here."""
+    monkeypatch.setattr(indexes, "_MOST_BLOCKS", MANY)
+    held = Blocks(capacity=1 << 40)
+    held.target.apply(EventBatch(0.0, [stored(hashes("all"))]))
+    held.finish()
+    assert not held.target.unusable
+    held.target.apply(EventBatch(0.0, [stored(hashes("more", 1))]))
+    assert "more blocks than its cache has" in held.target.unusable
