@@ -24,6 +24,11 @@ MOST_EXPERT_BYTES: Final = 16 << 20
 """Bytes of a choice's routed experts. Written as text, 80 MB took the event loop 3.7 seconds."""
 
 
+MAX_EMPTY: Final = 64
+"""Outputs without a token, beside one for each choice and each token of the prompt: an engine may
+give one for each piece of a prefill."""
+
+
 class AnswerCheck:
     """Check the answer of one worker to one request."""
 
@@ -37,6 +42,7 @@ class AnswerCheck:
         by_tokens = getattr(params, "prompt_logprob_token_ids", None) is not None
         self._of_prompt = None if by_tokens else candidates(params.prompt_logprobs)
         self._characters = 0
+        self._may_be_empty = MAX_EMPTY + params.n + prompt_tokens
         self._prompt_tokens = prompt_tokens
 
     def check(self, output: Output, tokens: int) -> None:
@@ -67,6 +73,12 @@ class AnswerCheck:
             )
         if self._of_prompt is not None:
             _check_width(output.prompt_logprobs, self._of_prompt)
+
+    def count_empty(self) -> None:
+        """Count an output without a token. Raises WorkerGarbledError if there are too many."""
+        self._may_be_empty -= 1
+        if self._may_be_empty < 0:
+            raise WorkerGarbledError("a worker said nothing too often")
 
     def _check_experts(self, nbytes: int, tokens: int) -> None:
         """Engines with ``--enable-return-routed-experts`` give them, though no request asks."""

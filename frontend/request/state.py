@@ -174,6 +174,8 @@ class RequestState:
         if output.finished and not output.outputs:
             raise WorkerGarbledError("a worker ended a request without a word")
         self._place += tokens
+        if not tokens:
+            self._check.count_empty()
         self._check.check(output, self._place)
         state = self.lifecycle.state
         first = state is not State.STREAMING and not self.lifecycle.answered

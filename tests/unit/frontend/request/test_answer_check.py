@@ -13,6 +13,7 @@ from common.errors import WorkerGarbledError
 from common.identity import RequestId
 from common.request_plane.protocol import Output
 from frontend.request.answer_check import (
+    MAX_EMPTY,
     MAX_EXPERT_BYTES,
     MAX_TOKEN_TEXT,
     MOST_EXPERT_BYTES,
@@ -103,3 +104,12 @@ def test_routed_experts_of_long_answers_have_a_limit_too() -> None:
     check.check(said(routed_experts=np.zeros(MOST_EXPERT_BYTES, np.uint8)), 1)
     with pytest.raises(WorkerGarbledError, match="routed experts"):
         check.check(said(routed_experts=np.zeros(MOST_EXPERT_BYTES + 1, np.uint8)), 1)
+
+
+def test_an_answer_of_nothing_ends() -> None:
+    """It would hold its request, and the event loop, for ever."""
+    check = AnswerCheck(SamplingParams(max_tokens=10), prompt_tokens=2)
+    for _ in range(3 + MAX_EMPTY):
+        check.count_empty()
+    with pytest.raises(WorkerGarbledError, match="nothing too often"):
+        check.count_empty()
