@@ -1,8 +1,12 @@
 """The tiny models that examples serve, for tests."""
 
+import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 _SCRIPT = Path(__file__).parents[1] / "examples" / "demo_model.py"
 
@@ -20,3 +24,15 @@ def make_demo_model(directory: Path, *flags: str, timeout_s: float = 120) -> Pat
     command = [sys.executable, str(_SCRIPT), *flags, str(directory)]
     subprocess.run(command, check=True, timeout=timeout_s)
     return directory
+
+
+def shared_demo_model(factory: pytest.TempPathFactory, family: str = "qwen2-vl") -> Path:
+    """Return a family's model, made once for all processes of a run: no test may change it."""
+    base = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+    models = base / "models"
+    models.mkdir(exist_ok=True)
+    with (models / f"{family}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
+        return make_demo_model(models / family, f"--family={family}", timeout_s=400)

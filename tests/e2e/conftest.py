@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from tests.demo_model import make_demo_model
+from tests.demo_model import shared_demo_model
 from tests.e2e.processes import (
     START_TIMEOUT_S,
     HttpServer,
@@ -96,12 +96,7 @@ class Endpoint:
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model."""
-    return make_model("qwen2-vl", tmp_path_factory.mktemp("model"))
-
-
-def make_model(family: str, directory: Path) -> Path:
-    """A tiny model of a family."""
-    return make_demo_model(directory / family, f"--family={family}", timeout_s=400)
+    return shared_demo_model(tmp_path_factory)
 
 
 LetGo = Callable[..., None]

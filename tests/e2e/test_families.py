@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ import pytest
 
 from tests import odd_media, recordings
 from tests.clips import data_url, film, sound
+from tests.demo_model import shared_demo_model
 from tests.e2e import odd
-from tests.e2e.conftest import Endpoint, LetGo, make_model, wait_for_workers
+from tests.e2e.conftest import Endpoint, LetGo, wait_for_workers
 from tests.e2e.lab import WAYS, Lab, ask, image, text, words
 from tests.e2e.odd import compare
 from tests.e2e.processes import (
@@ -63,8 +65,9 @@ class FamilyLab(Lab):
 class Engines:
     """A worker and a plain vLLM of the family that was asked for last."""
 
-    def __init__(self, directory: Path, let_go: LetGo) -> None:
+    def __init__(self, made: Callable[[str], Path], directory: Path, let_go: LetGo) -> None:
         self.directory = directory
+        self._made = made
         self._let_go = let_go
         self._family = ""
         self._started: list[Process] = []
@@ -72,7 +75,7 @@ class Engines:
     def of(self, family: str) -> tuple[Process, Endpoint]:
         if family != self._family:
             self.stop()
-            self._model = model = make_model(family, self.directory)
+            self._model = model = self._made(family)
             flags = (*FLAGS, *MORE_FLAGS.get(family, ()))
             self.worker = start_worker(
                 family, model, self.cards(family), self.directory, *flags, env=adapters.ALLOWED
@@ -105,7 +108,8 @@ class Engines:
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory, let_go: LetGo) -> Iterator[Engines]:
-    engines = Engines(tmp_path_factory.mktemp("families"), let_go)
+    made = partial(shared_demo_model, tmp_path_factory)
+    engines = Engines(made, tmp_path_factory.mktemp("families"), let_go)
     yield engines
     engines.stop()
 

@@ -19,7 +19,8 @@ import pytest
 from common.vllm_compat.features import INSTALLED
 from common.vllm_compat.preflight import CPU_ONLY
 from tests.clips import data_url, film, sound
-from tests.e2e.conftest import Endpoint, LetGo, make_model, wait_for_workers
+from tests.demo_model import shared_demo_model
+from tests.e2e.conftest import Endpoint, LetGo, wait_for_workers
 from tests.e2e.lab import ask, image, text, usage, words
 from tests.e2e.processes import HttpServer, Process, card_of, start_frontend, start_worker
 from tests.fakes.cuda_build import CudaBuild, make_cuda_build
@@ -63,7 +64,7 @@ class Fleet:
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory, let_go: LetGo) -> Iterator[Fleet]:
     directory = tmp_path_factory.mktemp("gpuless")
-    model = make_model("qwen2.5-omni", directory)
+    model = shared_demo_model(tmp_path_factory, "qwen2.5-omni")
     build = make_cuda_build(tmp_path_factory.mktemp("build"))
     cards = directory / "cards"
     worker = start_worker("omni", model, cards, directory, LIMITS)

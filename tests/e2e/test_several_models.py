@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import Endpoint, LetGo, Stack, make_model, wait_for_workers
+from tests.demo_model import shared_demo_model
+from tests.e2e.conftest import Endpoint, LetGo, Stack, wait_for_workers
 from tests.e2e.lab import image, words
 from tests.e2e.processes import (
     START_TIMEOUT_S,
@@ -65,7 +66,7 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def pair(stack: Stack, tmp_path_factory: pytest.TempPathFactory, let_go: LetGo) -> Iterator[Pair]:
-    other = make_model("idefics3", tmp_path_factory.mktemp("other"))
+    other = shared_demo_model(tmp_path_factory, "idefics3")
     flags = (OTHER, other, stack.discovery, stack.logs, f"--served-model-name={OTHER}")
     worker = start_worker(*flags)
     frontend = start_frontend(

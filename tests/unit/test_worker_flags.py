@@ -25,7 +25,7 @@ from common.vllm_compat.engine_settings import (
 )
 from frontend import args as frontend_args
 from frontend.processing.renderer import build_config
-from tests.demo_model import make_demo_model
+from tests.demo_model import shared_demo_model
 from tests.fakes.cards import make_card
 
 RESOLVED = {"runner", "convert"}
@@ -39,7 +39,7 @@ MADE_OF_OTHERS = {"original_max_model_len", "_pooler_config_sources"}
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_demo_model(tmp_path_factory.mktemp("model"))
+    return shared_demo_model(tmp_path_factory)
 
 
 @pytest.fixture(autouse=True)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.demo_model import make_demo_model
+from tests.demo_model import shared_demo_model
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model's files."""
-    return make_demo_model(tmp_path_factory.mktemp("model"))
+    return shared_demo_model(tmp_path_factory)

@@ -10,14 +10,14 @@ from common.request_plane.card import WorkerCard
 from common.transfer.arena.arena import Arena
 from frontend.args import parse
 from frontend.processing.renderer import build_renderer
-from tests.demo_model import make_demo_model
+from tests.demo_model import shared_demo_model
 from tests.fakes.cards import make_card
 
 
 @pytest.fixture(scope="package")
 def card(tmp_path_factory: pytest.TempPathFactory) -> WorkerCard:
     """Of a worker that serves the demo model."""
-    model = str(make_demo_model(tmp_path_factory.mktemp("model")))
+    model = str(shared_demo_model(tmp_path_factory))
     return make_card(model={"model": model, "tokenizer": model})
 
 

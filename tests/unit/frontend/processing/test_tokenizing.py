@@ -13,7 +13,7 @@ from vllm.tokenizers.hf import maybe_make_thread_pool
 from vllm.utils.async_utils import make_async
 
 from frontend.processing.tokenizing import LONG, MARGIN_TOKENS, MIN_LIMIT, TextCut, Tokenizing
-from tests.demo_model import make_demo_model
+from tests.demo_model import shared_demo_model
 
 CONTEXT = 1024
 WORDS = "alpha beta gamma delta hello world "
@@ -44,7 +44,7 @@ class PlainRenderer:
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    model = make_demo_model(tmp_path_factory.mktemp("models") / "demo")
+    model = shared_demo_model(tmp_path_factory)
     tokenizer = AutoTokenizer.from_pretrained(model)
     maybe_make_thread_pool(tokenizer, 2)
     return tokenizer
