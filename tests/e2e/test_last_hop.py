@@ -5,7 +5,7 @@ Also the way back: media that a worker evicted are asked for again.
 
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,10 +19,9 @@ from tests.e2e.processes import start_frontend, start_worker, worker_pid
 
 ELSEWHERE = (
     *("unshare", "--mount", "--ipc", "sh", "-c"),
-    'mount -t tmpfs none /dev/shm && exec "$@"',
-    "sh",
+    "mount -t tmpfs none /dev/shm && echo ready && exec cat",
 )
-"""Runs a command where it sees shared memory of its own, as in a container."""
+"""Holds a place with shared memory of its own, as in a container, until its input ends."""
 
 WHAT = words("What is this?")
 
@@ -100,15 +99,29 @@ def test_what_a_worker_evicted_is_sent_again(hop: Hop) -> None:
         assert again.bytes_sent > 0
 
 
+@pytest.fixture
+def elsewhere() -> Iterator[Sequence[str]]:
+    """What to put before a command to run it there."""
+    pipe = subprocess.PIPE
+    holder = subprocess.Popen(ELSEWHERE, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    assert holder.stdout is not None
+    if holder.stdout.readline() != "ready\n":
+        pytest.skip(f"namespaces can't be made here: {holder.communicate()[1].strip()}")
+    yield "nsenter", f"--target={holder.pid}", "--mount", "--ipc", f"--wdns={Path.cwd()}"
+    holder.communicate()  # the worker keeps what it is in
+
+
 def test_a_worker_that_sees_other_shared_memory_is_reached_by_nixl(
-    stack: Stack, plain: Endpoint, pictures_url: str, tmp_path: Path, let_go: LetGo
+    stack: Stack,
+    plain: Endpoint,
+    pictures_url: str,
+    elsewhere: Sequence[str],
+    tmp_path: Path,
+    let_go: LetGo,
 ) -> None:
     """Same host, same host name: only the probe can tell."""
-    allowed = subprocess.run([*ELSEWHERE, "true"], capture_output=True, check=False)
-    if allowed.returncode != 0:
-        pytest.skip(f"namespaces can't be made here: {allowed.stderr.decode().strip()}")
     tcp = "--nixl-allow-tcp"  # UCX's shared memory doesn't reach into other namespaces
-    worker = start_worker("elsewhere", stack.model, tmp_path, stack.logs, tcp, within=ELSEWHERE)
+    worker = start_worker("elsewhere", stack.model, tmp_path, stack.logs, tcp, within=elsewhere)
     frontend = start_frontend("frontend-elsewhere", tmp_path, stack.logs, tcp)
     try:
         wait_for_workers(frontend, [worker])

@@ -3,6 +3,7 @@
 Then out with Ctrl-C. tests/unit/deploy has the other scripts, which start this one.
 """
 
+import contextlib
 import json
 import re
 import secrets
@@ -12,6 +13,7 @@ import ssl
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,25 +106,9 @@ def test_it_serves_until_ctrl_c_and_leaves_nothing(model: Path, tmp_path: Path) 
     shared = {"DISCOVERY": str(cards), "WORKER_NAME": "worker"}
     script = start(model, tmp_path, MARK=mark, **demo, **shared)
     try:
-        printed = wait_until_ready(script)
-        try_the_curl(printed)
-        assert "worker-0" in paste(example_client(printed))
-        status = f"{sys.executable} -m common.cli.mmrouter status --url {url_of(printed)}"
-        assert re.search(r"worker-0 +demo +healthy", paste(status, ROOT))
-
-        greeted = greet(url_of(printed))
-        assert greeted.status_code == 200, greeted.text
-        usage = re.findall(r'"usage":(\{.*?\}),', greeted.text)[-1]
-        assert '"completion_tokens":256' in usage, "the demo's answers have an end"
-        assert greeted.text.endswith("data: [DONE]\n\n")
-
-        over_tls(model, tmp_path, cards)
-
-        said = [run_as_pasted(lines, url_of(printed)) for lines in (*quickstart(), readme())]
-        assert len(said) == 4
-        assert '"candidates"' in said[3]
-        assert "worker-0" in said[1], "the table of send_pictures.py"
-
+        with over_tls(model, tmp_path, cards) as try_tls:
+            use(script)
+            try_tls()
         pids = set(living(mark))
         assert len(pids) >= 3, "the script, a worker, a frontend"
         script.signal(signal.SIGINT)
@@ -133,9 +119,30 @@ def test_it_serves_until_ctrl_c_and_leaves_nothing(model: Path, tmp_path: Path) 
         script.stop()
 
 
-def over_tls(model: Path, tmp_path: Path, cards: Path) -> None:
+def use(script: Process) -> None:
+    """Paste all that the script and the docs have for this."""
+    printed = wait_until_ready(script)
+    try_the_curl(printed)
+    assert "worker-0" in paste(example_client(printed))
+    status = f"{sys.executable} -m common.cli.mmrouter status --url {url_of(printed)}"
+    assert re.search(r"worker-0 +demo +healthy", paste(status, ROOT))
+
+    greeted = greet(url_of(printed))
+    assert greeted.status_code == 200, greeted.text
+    usage = re.findall(r'"usage":(\{.*?\}),', greeted.text)[-1]
+    assert '"completion_tokens":256' in usage, "the demo's answers have an end"
+    assert greeted.text.endswith("data: [DONE]\n\n")
+
+    said = [run_as_pasted(lines, url_of(printed)) for lines in (*quickstart(), readme())]
+    assert len(said) == 4
+    assert '"candidates"' in said[3]
+    assert "worker-0" in said[1], "the table of send_pictures.py"
+
+
+@contextlib.contextmanager
+def over_tls(model: Path, tmp_path: Path, cards: Path) -> Iterator[Callable[[], None]]:
     """Another frontend for the same worker, which asks for a client certificate, and has no flags
-    for tools."""
+    for tools. It starts meanwhile."""
     authority = Authority(tmp_path / "ca")
     server, client = authority.certify("127.0.0.1"), authority.certify("client")
     flags = (
@@ -148,7 +155,8 @@ def over_tls(model: Path, tmp_path: Path, cards: Path) -> None:
         model, tmp_path / "tls", WORKERS="0", FRONTEND_ARGS=flags, DISCOVERY=str(cards),
         **certificates,
     )  # fmt: skip
-    try:
+
+    def try_it() -> None:
         printed = wait_until_ready(script)
         assert url_of(printed).startswith("https://127.0.0.1:")
         try_the_curl(printed)
@@ -157,6 +165,9 @@ def over_tls(model: Path, tmp_path: Path, cards: Path) -> None:
         refused = greet(url_of(printed), context)
         assert refused.status_code == 400
         assert "at the frontend (mmrouter frontend" in refused.text
+
+    try:
+        yield try_it
     finally:
         script.signal(signal.SIGINT)
         script.wait()

@@ -17,7 +17,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.e2e.conftest import Endpoint, LetGo, Stack, wait_for_workers
 from tests.e2e.lab import ask, image, text, words
 from tests.e2e.processes import (
-    HttpServer,
     card_path,
     engine_pid,
     shared_memory_of,
@@ -94,7 +93,7 @@ class Stream:
         self._events.close()
 
 
-LONG = 1500
+LONG = 700
 
 
 def metric(endpoint: Endpoint, name: str, **labels: str) -> float:
@@ -152,44 +151,51 @@ def test_an_answer_goes_on_when_its_worker_hangs_or_dies(
     until it has proved itself."""
     cards = tmp_path / "cards"
     doomed = start_worker("w2", stack.model, cards, tmp_path)
-    server: HttpServer | None = None
+    rounds = {
+        "engine-stopped": (signal.SIGSTOP, "WorkerStalledError"),
+        "stopped": (signal.SIGSTOP, None),  # its card runs out meanwhile
+        "killed": (signal.SIGKILL, "WorkerDiedError"),
+    }
+    # A worker that was lost stays out for a while: so each round has a frontend of its own.
+    servers = {
+        name: start_frontend(f"moving-{name}", cards, tmp_path, "--router-stall=10")
+        for name in rounds
+    }
     try:
-        for name, disturb, reason in (
-            ("engine-stopped", signal.SIGSTOP, "WorkerStalledError"),
-            ("stopped", signal.SIGSTOP, None),  # its card runs out meanwhile
-            ("killed", signal.SIGKILL, "WorkerDiedError"),
-        ):
-            server = start_frontend(f"moving-{name}", cards, tmp_path, "--router-stall=10")
-            wait_for_workers(server, [doomed])
-            pid, engine = worker_pid(cards, "w2"), engine_pid(cards, "w2")
-            disturbed = engine if name == "engine-stopped" else pid
-            with (
-                contextlib.ExitStack() as stays,
-                contextlib.closing(Endpoint(server.url)) as endpoint,
-            ):
-                stream = half_told(endpoint, engine, name)  # only w2 can be serving it
-                assert endpoint.workers()["w2"]["circuit"] == "closed"
-                stays.enter_context(renewed(card_path(stack.discovery, "w0"), cards))
-                wait_for(endpoint, {"w0", "w2"})
-                ejections = metric(endpoint, "mmrouter_ejections_total", reason=reason or "")
-                os.kill(disturbed, disturb)
-                stream.read()
-                expected = Stream(plain, stream.name).read()
-                assert stream.text == expected.text
-                assert stream.finish_reason == expected.finish_reason == "length"
-                assert stream.tokens == expected.tokens == LONG
-                assert metric(endpoint, "mmrouter_migrations_total", how="continued") == 1
-                if reason is not None:
-                    assert metric(endpoint, "mmrouter_ejections_total", reason=reason) > ejections
-                assert metric(endpoint, "mmrouter_arena_leases") == 0
-                if disturb is signal.SIGSTOP:
-                    os.kill(disturbed, signal.SIGCONT)
-                    os.kill(engine, signal.SIGCONT)
+        with renewed(card_path(stack.discovery, "w0"), cards):
+            for name, (disturb, reason) in rounds.items():
+                with contextlib.closing(Endpoint(servers[name].url)) as endpoint:
+                    wait_for_workers(servers[name], [doomed])
                     wait_for(endpoint, {"w0", "w2"})
-            # A worker whose link lives stays, whatever becomes of its card: so a new frontend.
-            server.stop()
+                    operate(endpoint, "drain")
+                    pid, engine = worker_pid(cards, "w2"), engine_pid(cards, "w2")
+                    disturbed = engine if name == "engine-stopped" else pid
+                    stream = half_told(endpoint, engine, name)  # only w2 can be serving it
+                    assert endpoint.workers()["w2"]["circuit"] == "closed"
+                    operate(endpoint, "reinstate")
+                    ejections = metric(endpoint, "mmrouter_ejections_total", reason=reason or "")
+                    os.kill(disturbed, disturb)
+                    stream.read()
+                    expected = Stream(plain, stream.name).read()
+                    assert stream.text == expected.text
+                    assert stream.finish_reason == expected.finish_reason == "length"
+                    assert stream.tokens == expected.tokens == LONG
+                    assert metric(endpoint, "mmrouter_migrations_total", how="continued") == 1
+                    if reason is not None:
+                        now = metric(endpoint, "mmrouter_ejections_total", reason=reason)
+                        assert now > ejections
+                    assert metric(endpoint, "mmrouter_arena_leases") == 0
+                    if disturb is signal.SIGSTOP:
+                        os.kill(disturbed, signal.SIGCONT)
+                        os.kill(engine, signal.SIGCONT)
+                        wait_for(endpoint, {"w0", "w2"})
     finally:
-        let_go(doomed, *([] if server is None else [server]))
+        let_go(doomed, *servers.values())
+
+
+def operate(endpoint: Endpoint, action: str) -> None:
+    """Let the frontend send no more requests to w0, or again."""
+    endpoint.http.post(f"/mmrouter/workers/w0/{action}").raise_for_status()
 
 
 def test_who_leaves_stops_the_engine_and_gets_back_what_was_lent(
