@@ -19,8 +19,8 @@ VENV := .venv$(if $(OF_VLLM),-vllm$(OF_VLLM))
 DEMO_MODEL := .demo-model
 PORT ?= 8000
 PYTEST_ARGS ?=
-# Processes that share the tests: a third, since half of their time is waiting. Each needs 4 GB.
-TEST_PROCESSES ?= 3
+# Processes that share the tests: more than cores, since half of their time is waiting. Each needs 4 GB.
+TEST_PROCESSES ?= 4
 BENCH_ARGS ?=
 CHAOS_ARGS ?=
 FAMILIES_ARGS ?=

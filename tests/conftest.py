@@ -1,6 +1,6 @@
 """For all tests: nothing fails by chance, or because the machine is slow.
 
-Two processes share the tests (pytest-xdist), so no test may look at what all processes of the
+Some processes share the tests (pytest-xdist), so no test may look at what all processes of the
 machine have: only at its own, and at those it started.
 """
 
@@ -26,32 +26,40 @@ settings.load_profile("repeatable")
 
 
 OWN_ENGINES = (
-    "test_access",
-    "test_apart",
+    "test_launch_script",
     "test_canaries",
     "test_families",
-    "test_fuzz_requests",
     "test_gpuless",
-    "test_launch_script",
-    "test_more_families",
-    "test_pooling",
     "test_processes",
+    "test_apart_faults",
     "test_status_page",
     "test_worker_flags",
+    "test_fuzz_requests",
+    "test_access",
+    "test_speech",
+    "test_more_families",
+    "test_pooling",
+    "test_ranks",
+    "test_traces",
+    "test_frontend_loss",
+    "test_apart",
 )
-"""End-to-end tests that use none of the engines that the others share."""
+"""End-to-end tests that use none of the engines that the others share, the longest first."""
 
 
 class SharedEngines(LoadScopeScheduling):
-    """Tests that share engines go to one process, tests with engines of their own to one as well,
-    so that memory suffices; other modules to whoever is free.
+    """Tests that share engines go to one process, tests with engines of their own to two, so that
+    memory suffices; other modules to whoever is free.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         module = nodeid.partition("::")[0]
+        name = Path(module).stem
         if not module.startswith("tests/e2e/"):
             return module
-        return "own engines" if Path(module).stem in OWN_ENGINES else "shared engines"
+        if name in OWN_ENGINES:
+            return f"own engines {OWN_ENGINES.index(name) % 2}"
+        return "shared engines"
 
     def remove_node(self, node: WorkerController) -> str | None:
         """A test that ends its process is not run again, as it would be, up to eight times. Nor
