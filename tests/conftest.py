@@ -80,6 +80,16 @@ class SharedEngines(LoadScopeScheduling):
         return crashed
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import without garbage collections: a fifth of the time is looking through what stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
     """What was imported until here is never garbage: without it, each full collection of a test
     walks all of vLLM and PyTorch, which takes half a second.
