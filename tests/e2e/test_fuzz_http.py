@@ -14,10 +14,8 @@ from typing import Any
 
 import httpx
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from schemathesis.core.result import Ok
 
 from tests.e2e.conftest import Endpoint
 from tests.fakes.damage import SCALARS, replaced
@@ -86,6 +84,9 @@ def check(status: int, text: str, sent: str) -> None:
 
 @pytest.mark.usefixtures("unharmed")
 def test_what_the_description_allows(router: Endpoint) -> None:
+    import schemathesis  # seconds, which no other test needs
+    from schemathesis.core.result import Ok
+
     schema = schemathesis.openapi.from_url(f"{router.url}/openapi.json", timeout=60)
     answers: Counter[str] = Counter()
     for found in (
