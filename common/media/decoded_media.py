@@ -20,6 +20,7 @@ _MEDIA_ARGUMENTS: Final = frozenset(
         "image",
         "images",
         "raw_speech",
+        "self",
         "speech",
         "text",
         "text_pair",

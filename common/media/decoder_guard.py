@@ -15,7 +15,8 @@ import math
 import mmap
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from copy import copy
 from functools import wraps
 from io import SEEK_SET, BytesIO
@@ -39,7 +40,7 @@ from common.media.avif_size import avif_pixels
 from common.media.container_tables import claims_too_much
 from common.media.formats import AVIF, FFMPEG_FORMATS, IMAGE_FORMATS
 from common.media.metadata_limit import has_too_much_metadata
-from common.media.picture_strips import is_large, strips
+from common.media.picture_strips import LARGE, is_large, strips
 from common.media.resampling import thrifty_resampler
 from common.media.tensor_files import load as load_tensor
 
@@ -73,6 +74,11 @@ _BYTES_PER_CALL: Final = 128
 
 OPENING_S: Final = 3.0
 """Of a core, to open a film or sound, which takes milliseconds: its titles and tables."""
+
+film_opened: Final[ContextVar[Callable[[int], None]]] = ContextVar(
+    "film_opened", default=lambda _: None
+)
+"""Called with the pixels of a film's frame, before its frames are decoded."""
 
 _UNCOUNTABLE_PLANES: Final = 8  # of a sound, which FFmpeg has a list of its own for beyond these
 
@@ -342,9 +348,19 @@ class _Capture:
     """A ``cv2.VideoCapture`` of bytes, which outlive it: OpenCV releases them without the GIL. Not
     a subclass: OpenCV corrupts memory when it frees objects of one."""
 
-    def __init__(self, data: bytes, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, data: bytes, backend: int, options: Sequence[int]) -> None:
+        """Raises the errors of :data:`film_opened`."""
+        self._open(data, backend, options)
+        sides = (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT)
+        pixels = int(math.prod(map(self._capture.get, sides)))
+        film_opened.get()(pixels)
+        if pixels > LARGE:  # each thread would keep a frame
+            del self._capture
+            self._open(data, backend, [*options, cv2.CAP_PROP_N_THREADS, 1])
+
+    def _open(self, data: bytes, backend: int, options: Sequence[int]) -> None:
         self._source = _Steady(data)
-        self._capture = _OPENCV_OPEN(self._source, *args, **kwargs)
+        self._capture: Any = _OPENCV_OPEN(self._source, backend, options)
         self._source.opened()
 
     def __del__(self) -> None:

@@ -33,7 +33,13 @@ from frontend.fetch.sound_limit import (
     processed_bytes,
     sound_size,
 )
-from frontend.fetch.video_limit import READABLE_FILMS, count_frames, limit_video, why_unreadable
+from frontend.fetch.video_limit import (
+    MAX_FRAME_PIXELS,
+    READABLE_FILMS,
+    count_frames,
+    limit_video,
+    why_unreadable,
+)
 from frontend.media_limits import FetchPolicy, RefusedError
 
 PIXEL_BYTES = 4
@@ -86,7 +92,7 @@ def limit_decoders(policy: FetchPolicy) -> None:
     """
     guard_decoders()
     limit_processors(policy)
-    limit_frames(max(policy.max_pixels, _SMALL_FRAME))
+    limit_frames(min(max(policy.max_pixels, _SMALL_FRAME), MAX_FRAME_PIXELS))
     count_frames_with(partial(count_frames, policy.decode_timeout_s))
     envs.VLLM_MAX_IMAGE_PIXELS = policy.max_pixels
     Image.MAX_IMAGE_PIXELS = (policy.max_pixels + 1) // 2  # it refuses twice as much

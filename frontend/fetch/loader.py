@@ -20,7 +20,9 @@ from common.aio.cleanup import undo_on_error
 from common.aio.watched_threads import WatchedThreads
 from common.errors import OverloadedError
 from common.media.cache_partition import SHARED, Partition
+from common.media.decoder_guard import film_opened
 from common.media.formats import is_web_page
+from common.media.picture_strips import LARGE
 from common.observability.telemetry import MEDIA_DECODES, MEDIA_FETCHED_BYTES, MEDIA_FETCHES, stage
 from common.observability.watchdog import allow
 from frontend.fetch.allowance import HeldBytes, RequestAllowance, current_allowance
@@ -52,8 +54,8 @@ _COPIES: Final = 3
 """Memory of decoders and conversions beside a picture, as a multiple, at most: WebP, and grey with
 transparency, take 16 bytes a pixel, other transparent pictures 12 or 13, the rest 8."""
 
-_LARGE: Final = 4_000_000
-"""Pixels of a picture whose copies wait for room. Smaller ones do not: threads are few."""
+_FRAMES: Final = 25
+"""The same for a frame of a film: its codec keeps 17, of up to six bytes a pixel."""
 
 
 @dataclass(frozen=True)
@@ -184,10 +186,19 @@ class MediaLoader:
                 allowance.take_pixels(pixels)
                 reservation.grow(pixels)
                 allow(seconds_for(pixels))
-                if isinstance(media_io, ImageMediaIO) and pixels > _LARGE:
-                    allow(COPIES_WAIT_S)
-                    copies.enter_context(self.budgets.copies.share(_COPIES * pixels))
+                if isinstance(media_io, ImageMediaIO) and pixels > LARGE:
+                    share(_COPIES * pixels)
 
+            def share(pixels: int) -> None:
+                allow(COPIES_WAIT_S)
+                copies.enter_context(self.budgets.copies.share(pixels))
+
+            def keep_frames(pixels: int) -> None:
+                film_opened.set(lambda _: None)  # it may be opened again
+                if pixels > LARGE:
+                    share(_FRAMES * pixels)
+
+            copies.callback(film_opened.reset, film_opened.set(keep_frames))
             decoded = decode(content, media_io, self.policy, admit)
             return decoded, reservation.moved_to(holder(decoded))
 

@@ -26,6 +26,10 @@ from frontend.media_limits import FetchPolicy, RefusedError
 READABLE_FILMS: Final = "H.264, HEVC, VP8 or VP9 in MP4, WebM or Matroska"
 """Codecs that every build of OpenCV decodes, for error messages."""
 
+MAX_FRAME_PIXELS: Final = 8192 * 4320
+"""Those of 8K. A codec keeps up to 17 frames, of up to six bytes a pixel: 67 megapixels took 3.7 GB
+for a film of 200 KB."""
+
 
 def limit_video(
     media_io: VideoMediaIO, content: Content, policy: FetchPolicy, admit: Callable[[int], None]
@@ -59,7 +63,7 @@ def why_unreadable(data: bytes) -> str:
     codec = "its codec is unknown" if context is None else f"codec {context.codec.canonical_name}"
     return (
         f"none of its frames can be decoded here ({codec}): send {READABLE_FILMS}, with frames of "
-        f"at most {envs.VLLM_MAX_IMAGE_PIXELS:,} pixels (--media-max-pixels)"
+        f"at most {min(envs.VLLM_MAX_IMAGE_PIXELS, MAX_FRAME_PIXELS):,} pixels"
     )
 
 

@@ -5,7 +5,7 @@ import gc
 import io
 import struct
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,7 @@ from tests.clips import data_url, film, sound
 from tests.pictures import blank_picture, data_uri, picture
 from tests.unit.frontend.fetch.conftest import MakeLoader, Names
 from tests.unit.frontend.fetch.sites import PUBLIC, Site, answer, gated
-from tests.unit.frontend.fetch.videos import jpeg_sequence
+from tests.unit.frontend.fetch.videos import jpeg_sequence, video
 from tests.unit.frontend.http.asking import asking
 from tests.waiting import until
 
@@ -422,6 +422,31 @@ async def test_large_pictures_of_one_request_take_turns_for_their_copies(
     make_loader: MakeLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Threads for all of them would take four times what is reserved."""
+    most = _at_once(monkeypatch)
+    loader = make_loader(decoding_megapixels=65, cache_bytes=0)  # copies of two pictures
+    urls = [data_uri(blank_picture(2001 + index)) for index in range(8)]
+    loaded = await asyncio.gather(*(loader.load(url, ImageMediaIO()) for url in urls))
+    assert [each.media.width for each in loaded] == [2001 + index for index in range(8)]
+    assert 1 <= most() <= 2
+
+
+async def test_large_films_take_turns_for_the_frames_of_their_codecs(
+    make_loader: MakeLoader, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A film of 200 KB took 3.7 GB, most of them in its codec, and of eight there was no limit."""
+    most = _at_once(monkeypatch)
+    loader = make_loader(decoding_megapixels=400, cache_bytes=0)  # for one codec
+    films = [video(tmp_path, 1, 2016 + 16 * index, 2000) for index in range(4)]
+    loads = (
+        loader.load(data_url("video/avi", each), VideoMediaIO(ImageMediaIO())) for each in films
+    )
+    loaded = await asyncio.gather(*loads)
+    assert [each.media[0].shape[2] for each in loaded] == [2016, 2032, 2048, 2064]
+    assert most() == 1
+
+
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Return what says how many decoders were under way at once at most."""
     under_way = most = 0
     changing = threading.Lock()
 
@@ -442,11 +467,7 @@ async def test_large_pictures_of_one_request_take_turns_for_their_copies(
                 under_way -= 1
 
     monkeypatch.setattr(loader_module, "decode", counted)
-    loader = make_loader(decoding_megapixels=65, cache_bytes=0)  # copies of two pictures
-    urls = [data_uri(blank_picture(2001 + index)) for index in range(8)]
-    loaded = await asyncio.gather(*(loader.load(url, ImageMediaIO()) for url in urls))
-    assert [each.media.width for each in loaded] == [2001 + index for index in range(8)]
-    assert 1 <= most <= 2
+    return lambda: most
 
 
 # What media take

@@ -143,6 +143,14 @@ def test_pillows_warnings_about_a_picture_are_not_kept() -> None:
     assert not shown
 
 
+def test_a_film_of_more_than_8k_is_refused(tmp_path: Path) -> None:
+    policy = limited()
+    film_io = VideoMediaIO(ImageMediaIO())
+    assert decoded(video(tmp_path, 1, 7680, 4320), policy, film_io)
+    with pytest.raises(RefusedError, match="at most 35,389,440 pixels"):
+        decoded(video(tmp_path, 1, 8192, 4400), policy, film_io)
+
+
 def test_a_bomb_of_text() -> None:
     info = PngImagePlugin.PngInfo()
     info.add_text("x", "x" * 50_000_000, zip=True)
