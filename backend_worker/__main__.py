@@ -4,19 +4,17 @@ Imports nothing heavy: the parent and every process that an engine spawns run th
 """
 
 import sys
+from functools import partial
 
 from backend_worker.supervise import supervise
 from common.cli.command_line import WORKER
 from common.cli.known_flags import leave_early
-from common.vllm_compat.preflight import fault_of, model_in
+from common.startup_checks import check_worker, leave_if_wrong
 
 
 def main() -> None:
     leave_early(sys.argv[1:], "worker", WORKER)
-    said = model_in(sys.argv[1:])
-    if said is not None and (fault := fault_of(*said)) is not None:
-        print(f"mmrouter worker: error: {fault}", file=sys.stderr)
-        sys.exit(2)
+    leave_if_wrong("mmrouter worker", partial(check_worker, sys.argv[1:]))
     supervise()
     from backend_worker.worker import run
 

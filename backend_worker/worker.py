@@ -24,7 +24,6 @@ from common.aio.processes import StopSignals
 from common.cli.settings_summary import log_settings
 from common.cli.vllm_command_line import configure_vllms_logging
 from common.discovery.base import CardPublisher
-from common.discovery.settings import check_place
 from common.errors import (
     ArenaUnavailableError,
     ConfigurationError,
@@ -67,7 +66,6 @@ def run() -> None:
     log_settings(logger, args.summary)
     prepare_environment(args.worker.worker_host)
     try:
-        check_place(args.discovery)
         if args.process.nvtx:
             enable_nvtx()
         prepare(args.process.otlp_traces_endpoint, "worker")

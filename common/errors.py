@@ -46,6 +46,12 @@ class ConfigurationError(MmRouterError):
     """A flag, an environment variable or a combination of them is unusable."""
 
 
+class ListenError(ConfigurationError):
+    """No socket can listen at the address that is asked for."""
+
+    exit_status: ClassVar[int] = 3  # uvicorn's
+
+
 class NoDeviceError(MmRouterError):
     """The installed vLLM needs a GPU, and this process sees none."""
 

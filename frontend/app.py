@@ -19,7 +19,6 @@ from common.aio.supervised import Work, supervise
 from common.cli.settings_summary import log_settings
 from common.cli.vllm_command_line import configure_vllms_logging
 from common.discovery.base import CardWatcher
-from common.discovery.settings import check_place
 from common.errors import MmRouterError, TooManyStuckThreadsError
 from common.fleet_key import FleetKey
 from common.identity import Incarnation
@@ -215,7 +214,6 @@ def main(run: Run = serve) -> None:
     os.environ.setdefault("VLLM_MEDIA_CONNECTOR", CONNECTOR_NAME)
     raise_file_limit(args.http.max_connections)
     try:
-        check_place(args.discovery)
         if args.process.nvtx:
             enable_nvtx()
         prepare(args.process.otlp_traces_endpoint, "frontend")

@@ -18,7 +18,7 @@ from common.cli.command_line import (
     read_command_line,
 )
 from common.cli.flag_settings import FlagSettings, Given
-from common.cli.process_settings import ProcessSettings
+from common.cli.process_settings import KeySettings, ProcessSettings
 from common.cli.settings_summary import summary
 from common.cli.vllm_command_line import VllmParser, pass_level_on, read_vllms
 from common.cli.vllm_flags import refusal_at_frontend
@@ -31,7 +31,7 @@ from common.transfer.settings import NixlSettings, TransferSettings
 from common.transfer.transports import TransferMode
 from common.vllm_compat.features import server_arguments
 from frontend.fetch import CONNECTOR_NAME, MediaSettings
-from frontend.http import AccessKeys, HttpSettings, KeySettings, check_parsers
+from frontend.http import AccessKeys, HttpSettings, check_parsers
 from frontend.processes import Plan, ProcessesSettings
 from frontend.processing import ArenaSettings, PreprocessSettings
 from frontend.request import FaultSettings

@@ -16,7 +16,6 @@ from vllm import platforms
 from vllm.multimodal.audio import AudioResampler
 
 from common.cli.known_flags import version_line
-from common.errors import ConfigurationError
 from common.transfer.arena import SHARED_MEMORY
 from common.transfer.nixl_processes import nixl_installed
 from common.transfer.pages import container_memory
@@ -59,7 +58,6 @@ def inspect_machine(args: FrontendArgs) -> Report:
     _report_resampler(report)
     _report_shared_memory(report, args)
     _report_limits(report, args)
-    _report_keys(report, args)
     return report
 
 
@@ -160,13 +158,6 @@ def _report_limits(report: Report, args: FrontendArgs) -> None:
         f"media beyond {media.max_mb:g} MiB (--media-max-mb), pictures beyond "
         f"{media.max_pixels / 1e6:g} megapixels (--media-max-pixels)",
     ]
-
-
-def _report_keys(report: Report, args: FrontendArgs) -> None:
-    try:
-        args.process.fleet_key()
-    except ConfigurationError as error:
-        report.faults.append(str(error))
 
 
 def _build() -> str:

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-import shtab
 from pydantic.fields import FieldInfo
 
 from common.cli.flag_settings import FlagSettings, add_all
-from common.cli.known_flags import KnownFlags, Number
+from common.cli.known_flags import Flag, KnownFlags, Number
 from common.cli.vllm_command_line import VllmParser
 from common.cli.vllm_flags import ENGINE_AT_FRONTEND, SERVER, SERVER_AT_WORKER, SERVER_REFUSED
 from common.vllm_compat import engine_arguments
@@ -27,12 +26,10 @@ NAMES: Final = frozenset(
 OWN: Final = {
     "--version": "print the versions of mmrouter and vLLM",
     "--help": "print the flags that are needed first; --help=all prints every one",
-    "--completion": "print what a shell needs to complete the flags: bash or zsh",
+    "--completion": "print what a shell needs to complete the flags: bash, zsh or fish",
     "--check-flags": "say whether all flags are known, without starting anything",
 }
 """Flags that are answered before any parser is made."""
-
-SHELLS: Final = ("bash", "zsh")
 
 _FILE: Final = re.compile(r"-file$|keyfile$|certfile$|-ca-certs$|^--config$|^--chat-template$")
 _DIRECTORY: Final = re.compile(r"-dir$|-path$")
@@ -46,22 +43,18 @@ class Command:
     """How a command is called, and what is said of it.
 
     Attributes:
-        name: as shells complete it.
-        prog: how it is called otherwise.
+        prog: how it is called.
         usage: what stands behind that.
         about: a sentence of what it is.
         first: flags that people need first, in this order.
         own: flags beside ``OWN`` that no parser has, with their help.
-        model: whether a model stands behind the command.
     """
 
-    name: str
     prog: str
     usage: str
     about: str
     first: Sequence[str]
     own: Mapping[str, str] = field(default_factory=dict)
-    model: bool = False
 
 
 def make_table(
@@ -112,7 +105,7 @@ def make_table(
         choices={flag: [str(each) for each in kind] for flag, _, kind in chosen},
         variables={flag: variable for flag, variable, _ in chosen} | dict(numbers.keys()),
         numbers={flag: number for (flag, _), number in numbers.items()},
-        scripts={shell: _script(command, (*ours.actions, *taken), own, shell) for shell in SHELLS},
+        completed=_completed((*ours.actions, *taken), own),
     )
 
 
@@ -194,44 +187,25 @@ def _add_plain(group: argparse._ArgumentGroup, action: argparse.Action) -> None:
     )
 
 
-def _script(
-    command: Command, actions: Iterable[argparse.Action], own: dict[str, str], shell: str
-) -> str:
-    merged = argparse.ArgumentParser(command.name, add_help=False, allow_abbrev=False)
-    for flag, text in own.items():
-        if flag == "--completion":
-            merged.add_argument(flag, choices=SHELLS, help=text)
-        else:
-            merged.add_argument(flag, action="store_true", help=text)
-    known = set(own)
+def _completed(actions: Iterable[argparse.Action], own: dict[str, str]) -> dict[str, Flag]:
+    shells = Flag(OWN["--completion"], choices=("bash", "zsh", "fish"))
+    found = {flag: Flag(text, "nothing") for flag, text in own.items()} | {"--completion": shells}
     for action in actions:
-        flags = [flag for flag in action.option_strings if flag not in known]
-        if flags and action.help != argparse.SUPPRESS:
-            known.update(flags)
-            _add(merged, action, flags, shtab.FILE, shtab.DIRECTORY)
-    if command.model:
-        _completed(merged.add_argument("model", nargs="?", help="the model"), shtab.DIRECTORY)
-    return str(shtab.complete(merged, shell))
+        if action.help != argparse.SUPPRESS:
+            found = {flag: _flag(action) for flag in action.option_strings} | found
+    return found
 
 
-def _add(
-    parser: argparse.ArgumentParser,
-    action: argparse.Action,
-    flags: list[str],
-    file: object,
-    directory: object,
-) -> None:
-    """Add an option that completes like another, which may be of any class."""
+def _flag(action: argparse.Action) -> Flag:
     text = " ".join((action.help or "").replace("%%", "%").split())
-    text = re.sub(r"[^\w ,.:;/()+-]", "", text)[:_LONGEST_HELP]
+    text = re.sub(r"[^\w ,.;/()+-]", "", text)[:_LONGEST_HELP]
     if action.nargs == 0:
-        parser.add_argument(*flags, action="store_true", help=text)
-        return
-    added = parser.add_argument(*flags, choices=_choices(action) or None, help=text)
-    if any(map(_FILE.search, flags)):
-        _completed(added, file)
-    elif any(map(_DIRECTORY.search, flags)):
-        _completed(added, directory)
+        return Flag(text, "nothing")
+    if any(map(_FILE.search, action.option_strings)):
+        return Flag(text, "file")
+    if any(map(_DIRECTORY.search, action.option_strings)):
+        return Flag(text, "directory")
+    return Flag(text, choices=tuple(_choices(action)))
 
 
 def _choices(action: argparse.Action) -> list[str]:
@@ -240,7 +214,3 @@ def _choices(action: argparse.Action) -> list[str]:
         return [str(choice) for choice in action.choices]
     shown = re.fullmatch(r"\{(.+)\}", str(action.metavar))
     return shown[1].split(",") if shown else []
-
-
-def _completed(action: argparse.Action, how: object) -> None:
-    action.complete = how  # type: ignore[attr-defined]  # where shtab looks for it

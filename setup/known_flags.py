@@ -40,7 +40,6 @@ def tables() -> dict[str, KnownFlags]:
 
     front = make_table(
         Command(
-            "mmrouter-frontend",
             frontend.PROG,
             "[flags]",
             frontend.ABOUT,
@@ -63,7 +62,7 @@ def tables() -> dict[str, KnownFlags]:
             numbers=front.numbers | {"--port": Number(whole=True, ge=0, le=65535)},
         ),
         "worker": make_table(
-            Command("mmrouter-worker", worker.PROG, usage, worker.ABOUT, _WORKER_FIRST, model=True),
+            Command(worker.PROG, usage, worker.ABOUT, _WORKER_FIRST),
             worker.GROUPS,
             worker.add_vllms,
             worker.refusal_at_worker,

@@ -188,6 +188,17 @@ class ConfigSettings(FlagSettings):
     )
 
 
+def value_of(flag: str, words: Sequence[str]) -> str | None:
+    """Return the last value of a flag on a command line."""
+    value = None
+    for number, word in enumerate(words):
+        if word.startswith(f"{flag}="):
+            value = word.partition("=")[2]
+        elif word == flag and number + 1 < len(words):
+            value = words[number + 1]
+    return value
+
+
 class CommandLine(NamedTuple):
     """Our flags, with the file as ``config_file``, and the words that the parser doesn't know."""
 
@@ -198,6 +209,16 @@ class CommandLine(NamedTuple):
     def file(self) -> ConfigFile | None:
         file: ConfigFile | None = self.ours.config_file
         return file
+
+    def of_vllm(self, name: str) -> str | None:
+        """Return what one of vLLM's flags says, or else its key of the file; the first of several
+        values, unchecked."""
+        said: object = value_of(f"--{name}", self.rest)
+        if said is None and self.file is not None:
+            said = self.file.values.get(name)
+        if isinstance(said, list):
+            said = next(iter(said), None)
+        return None if said is None else str(said)
 
 
 def read_command_line(

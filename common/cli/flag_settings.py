@@ -9,6 +9,7 @@ as unset; an empty path is refused. A field's name ends with its unit; flags omi
 import argparse
 import difflib
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -74,6 +75,14 @@ def unknown(name: str, known: Iterable[str]) -> str:
     """Return a sentence about an unknown name, with the nearest known one."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"{name} is unknown" + (f"; did you mean {near[0]}?" if near else "")
+
+
+_URL_SECRET: Final = re.compile(r"(?<=//)[^/?#]*@|(?<=password=)[^&#]*")
+
+
+def without_secrets(url: str) -> str:
+    """Mask a password in a URL."""
+    return _URL_SECRET.sub("***", url)
 
 
 ENV_PREFIX: Final = "MMROUTER_"

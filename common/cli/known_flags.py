@@ -1,6 +1,6 @@
 """Answer version, help and unknown flags without importing vLLM, which takes seconds.
 
-Help, completion scripts and all flag names are in one file per command and supported vLLM version,
+Help, all flag names and their completion are in one file per command and supported vLLM version,
 made by ``setup/known_flags.py``.
 """
 
@@ -11,17 +11,21 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Final, NoReturn, Self
+from typing import Annotated, Final, Literal, NoReturn, Self
 
 import msgspec
 from pydantic import Field, TypeAdapter, ValidationError
 
-from common.cli.command_line import ConfigSettings, Names
+from common.aio.processes import python_command
+from common.cli.command_line import ConfigSettings, Names, value_of
 from common.cli.flag_settings import ConfigFile, is_empty, unknown
 from common.errors import ConfigurationError
 from common.extensions import ROUTER_MODES, names_of
 
 _PLUGINS: Final = "vllm.general_plugins"
+
+COMPLETION: Final = "common.launcher.completion"
+"""Module that prints what a shell needs; it knows all commands."""
 
 
 class Number(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -44,6 +48,14 @@ class Number(msgspec.Struct, frozen=True, omit_defaults=True):
         return None
 
 
+class Flag(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a shell completes a flag and its value."""
+
+    help: str = ""
+    takes: Literal["nothing", "text", "file", "directory"] = "text"
+    choices: tuple[str, ...] = ()
+
+
 class KnownFlags(msgspec.Struct, frozen=True):
     """Flags of one command and one version of vLLM.
 
@@ -56,7 +68,7 @@ class KnownFlags(msgspec.Struct, frozen=True):
         numbers: those of our flags that take one.
         variables: the environment variable of each flag in ``choices`` and ``numbers``.
         parsers: names of vLLM's parsers, by flag.
-        scripts: completion, by shell.
+        completed: flags that shells complete.
     """
 
     prog: str
@@ -66,7 +78,7 @@ class KnownFlags(msgspec.Struct, frozen=True):
     refused: dict[str, str]
     choices: dict[str, list[str]]
     variables: dict[str, str]
-    scripts: dict[str, str]
+    completed: dict[str, Flag]
     parsers: dict[str, list[str]] = {}
     numbers: dict[str, Number] = {}
 
@@ -189,9 +201,8 @@ def _answer(argv: Sequence[str], known: KnownFlags) -> None:
     if any(word.startswith("--help=") for word in argv):
         raise ConfigurationError("--help takes nothing, or all")
     if argv[:1] == ["--completion"]:
-        if len(argv) != 2 or argv[1] not in known.scripts:
-            raise ConfigurationError(f"--completion takes one of {', '.join(known.scripts)}")
-        _print(known.scripts[argv[1]])
+        words = [*python_command(COMPLETION), *argv[1:]]
+        os.execv(words[0], words)
 
 
 def _print(text: str) -> NoReturn:
@@ -220,17 +231,6 @@ def _version(*names: str) -> str:
         except PackageNotFoundError:
             continue
     return "not installed"
-
-
-def value_of(flag: str, words: Sequence[str]) -> str | None:
-    """Return the last value of a flag on a command line."""
-    value = None
-    for number, word in enumerate(words):
-        if word.startswith(f"{flag}="):
-            value = word.partition("=")[2]
-        elif word == flag and number + 1 < len(words):
-            value = words[number + 1]
-    return value
 
 
 def _adds_parsers(words: Sequence[str]) -> bool:

@@ -5,7 +5,7 @@ import sys
 from typing import Final
 
 from common.aio.processes import python_command
-from common.cli.known_flags import version_line
+from common.cli.known_flags import COMPLETION, version_line
 
 MODULES: Final = {
     "frontend": ("frontend", (), "serve OpenAI's API in front of workers"),
@@ -25,7 +25,8 @@ _HELP: Final = "\n".join(
         "",
         *(f"  {name:<10}{text}" for name, (_, _, text) in MODULES.items()),
         "",
-        "mmrouter COMMAND --help says more.",
+        "mmrouter COMMAND --help says more. mmrouter --completion bash (zsh, fish) prints a script",
+        "with which the shell completes commands, flags and values.",
     ]
 )
 
@@ -33,8 +34,8 @@ _HELP: Final = "\n".join(
 def main() -> None:
     """Replace this process by the module of a command. Exit status 2 for an unknown command."""
     command, *flags = sys.argv[1:] or ["--help"]
-    if command in MODULES:
-        module, before, _ = MODULES[command]
+    if command in MODULES or command == "--completion":
+        module, before, _ = MODULES.get(command, (COMPLETION, (), ""))
         words = [*python_command(module), *before, *flags]
         os.execv(words[0], words)
     if command in ("-h", "--help", "--version"):

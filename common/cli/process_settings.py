@@ -1,4 +1,4 @@
-"""Settings of every process: log, tracing, fleet key, shutdown."""
+"""Settings of every process: log, tracing, fleet key, shutdown; and the keys of a frontend."""
 
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -6,7 +6,8 @@ from typing import Annotated, ClassVar
 from pydantic import Field, field_validator
 
 from common.cli.flag_settings import FlagSettings
-from common.fleet_key import FleetKey
+from common.errors import ConfigurationError
+from common.fleet_key import FleetKey, read_lines
 from common.observability.log_lines import LogFormat, LogLevel, LogSetup
 
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
@@ -59,3 +60,37 @@ class ProcessSettings(FlagSettings):
 
     def log_setup(self, process: str) -> LogSetup:
         return LogSetup(self.log_level, self.log_format, process)
+
+
+class KeySettings(FlagSettings):
+    """API keys and admin keys. They stand here because the launcher reads them too."""
+
+    flag_group: ClassVar[str] = "keys"
+
+    api_key_file: Path | None = Field(
+        None,
+        description="file with one API key a line, in addition to --api-key; changes count within "
+        "seconds",
+    )
+    isolate_api_keys: bool = Field(
+        False,
+        description="give every API key a cache_salt of its own, so that no key can find out by "
+        "time what another sent, and none gains from it",
+    )
+    admin_key_file: Path | None = Field(
+        None,
+        description="file with one key a line that opens /mmrouter/* and vLLM's management "
+        "routes, and is followed too; without it they are open to clients on this host only",
+    )
+
+
+def read_keys(path: Path, what: str = "API") -> list[str]:
+    """Read the keys of a file, one a line; empty lines and ``#`` comments are skipped.
+
+    Raises:
+        ConfigurationError: it is unreadable, or has no key, which would admit everyone.
+    """
+    keys, _ = read_lines(path, f"the {what} keys in")
+    if not keys:
+        raise ConfigurationError(f"{path} holds no {what} key")
+    return keys

@@ -8,15 +8,13 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Final
 
-from common.cli.flag_settings import FlagSettings, Given, unit_of
+from common.cli.flag_settings import FlagSettings, Given, unit_of, without_secrets
 from common.cli.known_flags import version_line
 from common.cli.vllm_command_line import SECRETS
 from common.vllm_compat.preflight import platform_name
 
 _HOLDS_SECRET: Final = re.compile(r"key|token|secret|password|credential|auth", re.IGNORECASE)
 """In the names of fields of structured arguments, if their values are text."""
-
-_URL_SECRET: Final = re.compile(r"(?<=//)[^/?#]*@|(?<=password=)[^&#]*")
 
 LONGEST: Final = 300  # characters of a value of vLLM's
 
@@ -25,11 +23,6 @@ def log_settings(logger: logging.Logger, lines: Iterable[str]) -> None:
     logger.info("%s, platform of vLLM: %s", version_line(), platform_name())
     for line in lines:
         logger.info("in force, %s", line)
-
-
-def without_secrets(url: str) -> str:
-    """Mask a password in a URL."""
-    return _URL_SECRET.sub("***", url)
 
 
 def summary(

@@ -10,8 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from common.cli.flag_settings import FlagSettings
-from common.cli.settings_summary import without_secrets
+from common.cli.flag_settings import FlagSettings, without_secrets
 from common.discovery.base import Discovery
 from common.discovery.etcd import EtcdDiscovery
 from common.discovery.file import FileDiscovery
@@ -101,7 +100,7 @@ def check_place(place: Discovery) -> None:
     fleet's other processes would never use it."""
     if not isinstance(place, FileDiscovery) or place.directory == default_discovery_dir():
         return
-    if not os.path.lexists(place.directory):
+    if not place.directory.is_dir():
         raise DiscoveryError(
             f"there is no directory {place} for the workers' cards: check its name, or make it "
             f"with `mkdir -p -m 700 {shlex.quote(str(place))}`"

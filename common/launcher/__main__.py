@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from common.cli.known_flags import check_vllm, version_line
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, MmRouterError
 from common.launcher import demo
 from common.launcher.fleet import STOPPED_BY, EndedError, Fleet, StoppedError, pause
 from common.launcher.frontend_access import client_tls
@@ -31,7 +31,7 @@ def main() -> None:
         plan = make_plan(argv, os.environ)
         demo.make(plan.model)
         scratch = _scratch()
-    except ConfigurationError as error:
+    except MmRouterError as error:
         sys.exit(_refused(str(error)))
     except KeyboardInterrupt:
         sys.exit(130)

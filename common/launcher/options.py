@@ -5,26 +5,24 @@ Every fault that can be found early is reported before any process starts.
 
 import argparse
 import contextlib
-import errno
 import os
 import platform
 import re
 import shlex
-import socket
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NoReturn
 
-from common.cli.command_line import FRONTEND, WORKER
+from common.cli.command_line import FRONTEND, WORKER, value_of
 from common.cli.flag_settings import unknown
-from common.cli.known_flags import KnownFlags, installed_vllm, value_of
+from common.cli.known_flags import KnownFlags, installed_vllm
 from common.errors import ConfigurationError
 from common.launcher import demo
 from common.launcher.devices import Devices
 from common.launcher.frontend_flags import Told, told
-from common.vllm_compat.preflight import fault_of, model_in
+from common.startup_checks import check_frontend, check_worker, free_port
 
 OPTIONS: Final = {
     "--workers": ("WORKERS", "N", "workers (one for each GPU; 2 on a CPU)"),
@@ -120,7 +118,7 @@ class Request:
         self._by_variable = FROM_ENVIRONMENT in argv
         self._environ = environ
         self._known = {
-            command: (_known(command), names)
+            command: (known_flags(command), names)
             for command, names in (("frontend", FRONTEND), ("worker", WORKER))
         }
         self.flags: dict[str, list[str]] = {"frontend": [], "worker": []}
@@ -244,21 +242,6 @@ class Request:
         words = self.flags["frontend"] + self.flags["worker"]
         return value_of("--discovery", words) or self._environ.get("MMROUTER_DISCOVERY") or ""
 
-    def check_place(self, place: str) -> None:
-        """Raise ConfigurationError if the directory is missing, or the fleet key unreadable."""
-        name = "DISCOVERY" if self._by_variable else "--discovery"
-        if place and "://" not in place and not Path(place).is_dir():
-            raise ConfigurationError(
-                f"{name}={place} is no directory: make it with mkdir -m 700, or name the one that "
-                "the other processes of the fleet use"
-            )
-        key = value_of("--fleet-key-file", self.flags["frontend"])
-        if key is not None and not os.access(key, os.R_OK):
-            name = "FLEET_KEY_FILE" if self._by_variable else "--fleet-key-file"
-            raise ConfigurationError(
-                f"{name}={key} can't be read: mmrouter fleet-key new FILE makes one"
-            )
-
     def check_count(self, workers: int, frontends: int, place: str) -> None:
         """Raise ConfigurationError if nothing is to be started, or one side is missing."""
         ours, theirs = self.name("workers"), self.name("frontends")
@@ -276,16 +259,6 @@ class Request:
                 "already look for cards"
             )
 
-    def model(self) -> str:
-        """Return the workers' model. Raises ConfigurationError: it is missing or incomplete."""
-        model = self.own.model
-        if model is None:
-            return demo.model_of(self.flags)
-        _, given = model_in([model, *self.flags["worker"]]) or ("", frozenset())
-        if fault := fault_of(model, given):
-            raise ConfigurationError(f"MODEL={model}: {fault}" if self._by_variable else fault)
-        return str(model)
-
     def ports(self, frontends: int, host: str) -> list[int]:
         """Return a free port for each frontend. Raises ConfigurationError: there is none."""
         first = self.number("port", 0 if self._by_variable else 8000, 0)
@@ -302,7 +275,7 @@ class Request:
 
 
 def make_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
-    """Make the plan. Creates only the log directory. Raises ConfigurationError: impossible."""
+    """Make the plan. Creates only the log directory. Raises MmRouterError: it is impossible."""
     asked = Request(argv, environ)
     asked.check_flags()
     place = asked.place()
@@ -319,11 +292,17 @@ def make_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
             f"{asked.name('worker_name')} must have letters, digits, dots, _ and - only, not "
             f"{name!r}"
         )
-    asked.check_place(place)
     devices.check(workers, asked.name("workers"), asked.name("single_gpu"))
-    model = asked.model() if workers else ""
+    client, model = Told(), ""
+    if frontends:
+        line = check_frontend(asked.flags["frontend"], listens=False)
+        client = told(line, asked.name("frontend_args"))
+    if workers:
+        own = asked.own.model
+        model = demo.model_of(asked.flags) if own is None else own
+        words = [] if own is None else [f"--model={own}"]
+        check_worker([*words, *asked.flags["worker"]])
     host = asked.own.host or "127.0.0.1"
-    client = told(asked.flags["frontend"], asked.name("frontend_args")) if frontends else Told()
     if client.uds and frontends > 1:
         raise ConfigurationError(
             f"--uds is one socket, and {asked.name('frontends')} is {frontends}"
@@ -364,7 +343,7 @@ def _seconds(text: str) -> float:
         return 60.0  # the processes report the error
 
 
-def _known(command: str) -> KnownFlags:
+def known_flags(command: str) -> KnownFlags:
     known = KnownFlags.of(command)
     if known is None:
         raise ConfigurationError(f"vLLM {installed_vllm()} is installed, which is not supported")
@@ -374,30 +353,3 @@ def _known(command: str) -> KnownFlags:
 def _is_flag(word: str) -> bool:
     """Return whether it is a flag and not a value such as -1 or {"a": -1}."""
     return re.match(r"--?[A-Za-z]", word) is not None
-
-
-def free_port(
-    host: str, wanted: int, taken: Collection[int], host_option: str, port_option: str
-) -> int:
-    """Return the wanted port, or for 0 a free one outside ``taken``. Raises ConfigurationError: it
-    is in use, or the host is not of this machine."""
-    try:
-        family, kind, protocol, _, place = socket.getaddrinfo(
-            host, wanted, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(place)
-            found = int(probe.getsockname()[1])
-            if found not in taken:
-                return found
-            # This one is held meanwhile, so another is found.
-            return free_port(host, wanted, (), host_option, port_option)
-    except socket.gaierror as error:
-        reason = f"{host_option}={host} is no address of this machine: {error.strerror}"
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            reason = f"port {wanted} on {host} is in use: choose another one with {port_option}"
-        else:
-            reason = f"{host_option}={host} {port_option}={wanted}: {error.strerror}"
-    raise ConfigurationError(reason)

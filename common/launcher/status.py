@@ -84,8 +84,7 @@ def show_status(argv: Sequence[str]) -> int:
         workers = asking.get("/mmrouter/workers", list[_Worker])
         refused = asking.get("/mmrouter/workers/refused", list[_Refused])
     except HTTPError as error:
-        said = error.read(2000).decode(errors="replace")
-        print(_printable(f"{found.url} answers {error.code}: {said}"), file=sys.stderr)
+        print(_printable(f"{found.url} {_refusal(error)}"), file=sys.stderr)
         return 2
     except ConfigurationError as error:
         print(_printable(str(error)), file=sys.stderr)
@@ -122,6 +121,12 @@ def _parsed(argv: Sequence[str]) -> argparse.Namespace:
         "--ca-file", metavar="FILE", help="certificate that signed the frontend's, if not public"
     )
     return parser.parse_args(argv)
+
+
+def _refusal(error: HTTPError) -> str:
+    if error.code in (401, 403):
+        return "needs a key: name a file with an admin key by --admin-key-file"
+    return f"answers {error.code}: {error.read(2000).decode(errors='replace')}"
 
 
 class _NoRedirects(HTTPRedirectHandler):

@@ -1,6 +1,6 @@
 """Checks before vLLM is imported: choose the device, and inspect the model's files.
 
-Standard library only, since launch scripts use it too. Faults found here are reported at once in a
+Faults found here are reported at once in a
 sentence; vLLM needs ten seconds and more, and a traceback.
 
 vLLM chooses its platform on first use, by its build and the visible devices: the CPU in a frontend,
@@ -11,7 +11,7 @@ can't even make its argument parser.
 import difflib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -97,22 +97,6 @@ def fault_of(model: str, given: Iterable[str] = ()) -> str | None:
         return f"there is no {model}: inside quotes a shell does not replace ~, so write $HOME"
     if model.startswith(("/", ".")):
         return f"there is no directory {model}{_hint(path)}"
-    return None
-
-
-def model_in(argv: Sequence[str]) -> tuple[str, frozenset[str]] | None:
-    """Return the model and flag names in ``argv``; None if a file of flags may say more."""
-    flags = {
-        word.partition("=")[0].lstrip("-").replace("-", "_") for word in argv if word[:1] == "-"
-    }
-    if "config" in flags or "MMROUTER_CONFIG" in os.environ:
-        return None
-    if argv and argv[0][:1] != "-":
-        return argv[0], frozenset(flags)
-    for word, behind in zip(argv, [*argv[1:], ""], strict=False):
-        name, equals, value = word.partition("=")
-        if name == "--model":
-            return value if equals else behind, frozenset(flags)
     return None
 
 

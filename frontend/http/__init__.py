@@ -34,7 +34,7 @@ from frontend.http.server.vllm_server import (
     share_adapters,
     uvicorn_config,
 )
-from frontend.http.settings import HttpSettings, KeySettings
+from frontend.http.settings import HttpSettings
 from frontend.http.streaming.early_stream_errors import hold_stream_heads
 from frontend.http.streaming.whole_answers import send_deferred_parts
 
@@ -45,7 +45,6 @@ __all__ = [
     "FleetStatus",
     "History",
     "HttpSettings",
-    "KeySettings",
     "Management",
     "MergedMetrics",
     "ModelApp",

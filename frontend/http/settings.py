@@ -1,6 +1,5 @@
-"""Flags of the HTTP server: keys, and limits of size, number and time."""
+"""Flags of the HTTP server: limits of size, number and time."""
 
-from pathlib import Path
 from typing import Annotated, ClassVar, Final, Self
 
 from pydantic import Field
@@ -96,25 +95,3 @@ class HttpSettings(FlagSettings):
     @property
     def pooling_memory_bytes(self) -> int:
         return int(self.pooling_memory_mb * 2**20)
-
-
-class KeySettings(FlagSettings):
-    """API keys and admin keys."""
-
-    flag_group: ClassVar[str] = "keys"
-
-    api_key_file: Path | None = Field(
-        None,
-        description="file with one API key a line, in addition to --api-key; changes count within "
-        "seconds",
-    )
-    isolate_api_keys: bool = Field(
-        False,
-        description="give every API key a cache_salt of its own, so that no key can find out by "
-        "time what another sent, and none gains from it",
-    )
-    admin_key_file: Path | None = Field(
-        None,
-        description="file with one key a line that opens /mmrouter/* and vLLM's management "
-        "routes, and is followed too; without it they are open to clients on this host only",
-    )

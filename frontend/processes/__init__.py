@@ -3,8 +3,9 @@
 Free of vLLM, so that the parent starts at once.
 """
 
+from frontend.processes.child import MEMBER
 from frontend.processes.messages import Plan
 from frontend.processes.parent import ProcessesSettings, run_processes
 from frontend.processes.siblings import Siblings, Told
 
-__all__ = ["Plan", "ProcessesSettings", "Siblings", "Told", "run_processes"]
+__all__ = ["MEMBER", "Plan", "ProcessesSettings", "Siblings", "Told", "run_processes"]

@@ -13,13 +13,10 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from common.errors import ConfigurationError
+from common.errors import ListenError
 
 BACKLOG: Final = 2048
 """uvicorn's value."""
-
-
-class ListenError(ConfigurationError): ...
 
 
 def listen(host: str | None, port: int, uds: str | None) -> list[socket.socket]:

@@ -35,7 +35,7 @@ from common.observability.telemetry import (
 from common.transfer.arena import Arena, reap_orphans
 from common.transfer.shared_arena import ArenaKeeper
 from frontend.processes.child import MEMBER, Child
-from frontend.processes.listeners import ConnectionCounts, ListenError, listen, name_of
+from frontend.processes.listeners import ConnectionCounts, listen, name_of
 from frontend.processes.messages import Answered, Ask, Assigned, FromChild, Plan, Questions, Serving
 
 logger = logging.getLogger(__name__)
@@ -54,9 +54,6 @@ class ProcessesSettings(FlagSettings):
         "frontend is divided among them",
     )
 
-
-PORT_TAKEN: Final = 3
-"""Exit status if no socket can listen; uvicorn's."""
 
 LAST_S: Final = 15.0
 """Time for a process to end, beyond the time of its requests."""
@@ -111,12 +108,9 @@ class Parent:
         except CannotServeError as error:
             logger.error("%s, and none serves: the frontend ends", error)
             return error.status  # the process has logged the reason, unless killed
-        except ListenError as error:
-            logger.error("%s", error)
-            return PORT_TAKEN
         except ConfigurationError as error:
             logger.error("%s", error)
-            return 1
+            return error.exit_status
         finally:
             for task in (stopper, *keeping):
                 task.cancel()

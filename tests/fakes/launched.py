@@ -49,6 +49,15 @@ class Call(NamedTuple):
         return any(word.partition("=")[0] == flag for word in self.argv)
 
 
+def model_at(directory: Path) -> Path:
+    """What looks like a model."""
+    directory.mkdir()
+    (directory / "config.json").write_text('{"model_type": "qwen2_vl"}')
+    for name in ("model.safetensors", "tokenizer.json"):
+        (directory / name).write_text("{}")
+    return directory
+
+
 def interpreter(directory: Path) -> Path:
     """Make one."""
     path = directory / "python"

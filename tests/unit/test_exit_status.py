@@ -56,15 +56,6 @@ def test_a_worker_with_a_directory_that_others_may_write_to(
     assert len(said) == 1 and str(tmp_path) in said[0]
 
 
-def test_a_worker_with_a_directory_that_is_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    status, said = a_worker_ends(f"file://{tmp_path}/card", monkeypatch, caplog)
-    assert status == 2
-    assert len(said) == 1 and f"there is no directory {tmp_path}/card" in said[0]
-    assert not (tmp_path / "card").exists()
-
-
 def test_a_worker_with_a_url_that_names_no_place(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

@@ -27,6 +27,7 @@ COMMANDS = ("mmrouter-frontend", "mmrouter-worker")
 """Need vLLM; ``mmrouter`` becomes one of them."""
 WITH_VLLM = {
     "av",
+    "huggingface-hub",
     "llguidance",
     "mistral-common",
     "openai",

@@ -5,6 +5,7 @@ too (``/invocations``), and it knows only the keys of the start.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import secrets
@@ -16,11 +17,10 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
+from common.cli.process_settings import KeySettings, read_keys
 from common.errors import ConfigurationError
-from common.fleet_key import read_lines
 from frontend.asgi import App, Arrival, Receive, Scope, Send
 from frontend.http.operator.app import PAGE
-from frontend.http.settings import KeySettings
 from frontend.request_context import EVERYBODY, Tenant
 
 logger = logging.getLogger(__name__)
@@ -40,19 +40,13 @@ LOOK_S: Final = 5.0
 """Poll interval of the files, in seconds."""
 
 
-def read_keys(path: Path, what: str = "API") -> list[str]:
-    """Read the keys of a file, one a line; empty lines and ``#`` comments are skipped.
-
-    Raises:
-        ConfigurationError: it is unreadable, or has no key, which would admit everyone.
-    """
-    keys, mode = read_lines(path, f"the {what} keys in")
-    if not keys:
-        raise ConfigurationError(f"{path} holds no {what} key")
-    # The group may read, as with the fleet key: that is how Kubernetes mounts secrets.
-    if mode & 0o037:
-        logger.warning("the %s keys in %s are open to other users: chmod 600 %s", what, path, path)
-    return keys
+def _warn_if_open(path: Path, what: str) -> None:
+    """Warn if other users can read a file. The group may: Kubernetes mounts secrets like that."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_mode & 0o037:
+            logger.warning(
+                "the %s keys in %s are open to other users: chmod 600 %s", what, path, path
+            )
 
 
 class Keys:
@@ -197,8 +191,11 @@ class AccessKeys(FollowedFiles):
         users = [*self._given]
         if settings.api_key_file is not None:
             users += read_keys(settings.api_key_file)
-        file = settings.admin_key_file
-        admins = [] if file is None else read_keys(file, "admin")
+            _warn_if_open(settings.api_key_file, "API")
+        admins: list[str] = []
+        if (file := settings.admin_key_file) is not None:
+            admins = read_keys(file, "admin")
+            _warn_if_open(file, "admin")
         if not set(admins).isdisjoint(users):
             raise ConfigurationError(f"an admin key in {file} is an API key as well")
         return list(dict.fromkeys(users)), admins

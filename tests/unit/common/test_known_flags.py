@@ -52,7 +52,7 @@ def test_the_files_are_made_from_this_vllm() -> None:
         (["--help"], 0, "needed first:"),
         (["model", "--help=all"], 0, "vLLM's own:"),
         (["--version"], 0, "(vLLM 0."),
-        (["--completion", "bash"], 0, "shtab"),
+        (["--completion", "bash"], 0, "complete -F"),
         (["--check-flags", "--log-format=json"], 0, "flags"),
         (["--fleet-key-fil=x"], 2, "did you mean --fleet-key-file?"),
         (["--log-format=xml"], 2, "--log-format='xml' is unusable: it is one of text, json"),

@@ -36,6 +36,7 @@ def mmrouter(*words: str) -> subprocess.CompletedProcess[str]:
         (["status", "--help"], 0, "--admin-key-file FILE"),
         (["up", "--help"], 0, "usage: mmrouter up [MODEL]"),
         (["up", "/no/such"], 2, "error: there is no directory /no/such"),
+        (["--completion", "bash"], 0, "complete -F _mmrouter mmrouter"),
         (["fronted"], 2, "there is no command 'fronted'"),
     ],
 )
@@ -130,7 +131,7 @@ def test_none_is_healthy(frontend: str, key_file: str, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("{frontend}", "answers 401: {"),
+        ("{frontend}", "needs a key: name a file with an admin key by --admin-key-file"),
         ("http://127.0.0.1:9", "no frontend of mmrouter answers at http://127.0.0.1:9: "),
         ("127.0.0.1:9", "a URL starts with http:// or https://"),
         ("http://[", "no frontend of mmrouter answers"),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from common.vllm_compat.preflight import fault_of, model_in
+from common.vllm_compat.preflight import fault_of
 
 
 @pytest.fixture
@@ -81,21 +81,3 @@ def test_no_tokenizer(model: Path) -> None:
 def test_a_name_is_left_to_the_hub() -> None:
     assert fault_of("org/gone") is None
     assert fault_of("s3://bucket/gone") is None
-
-
-@pytest.mark.parametrize(
-    ("argv", "found"),
-    [
-        (["m", "--dtype", "float32"], ("m", frozenset({"dtype"}))),
-        (["--load-format=dummy", "--model=m"], ("m", frozenset({"load_format", "model"}))),
-        (["--model", "m"], ("m", frozenset({"model"}))),
-        (["--dtype", "float32"], None),
-        (["m", "--config", "file.yaml"], None),
-        ([], None),
-    ],
-)
-def test_the_model_of_a_command_line(
-    argv: list[str], found: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("MMROUTER_CONFIG", raising=False)
-    assert model_in(argv) == found

@@ -21,7 +21,7 @@ from frontend.args import FrontendArgs
 from frontend.args import parse as parse_frontend
 from tests.certificates import Authority
 from tests.e2e.processes import Process
-from tests.fakes.launched import calls, interpreter
+from tests.fakes.launched import calls, interpreter, model_at
 from tests.ports import free_port
 
 SCRIPTS = Path(__file__).parents[3] / "examples" / "launch"
@@ -30,15 +30,6 @@ UNSET = "unset"
 PLAYED = '{"content": "played"}'
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-
-
-def model_at(directory: Path) -> Path:
-    """What looks like a model."""
-    directory.mkdir()
-    (directory / "config.json").write_text('{"model_type": "qwen2_vl"}')
-    for name in ("model.safetensors", "tokenizer.json"):
-        (directory / name).write_text("{}")
-    return directory
 
 
 def pasted(printed: str) -> str:
@@ -283,15 +274,15 @@ ROUTER = "agg_multimodal_router.sh"
         (ROUTER, {"PORT": "http"}, "PORT must be a number"),
         (ROUTER, {"PORT": "65536"}, "ports end at 65535"),
         (ROUTER, {"HOST": "no.such.host.invalid"}, "HOST=no.such.host.invalid is no address"),
-        (ROUTER, {"DISCOVERY": "/no/such"}, "DISCOVERY=/no/such is no directory: make it"),
-        (ROUTER, {"FLEET_KEY_FILE": "/no/such"}, "FLEET_KEY_FILE=/no/such can't be read"),
+        (ROUTER, {"DISCOVERY": "/no/such"}, "there is no directory /no/such for the workers"),
+        (ROUTER, {"FLEET_KEY_FILE": "/no/such"}, "the fleet key /no/such can't be read"),
         (ROUTER, {"ENGINE_ARGS": "--a 'b"}, "ENGINE_ARGS can't be taken apart"),
         (ROUTER, {"FRONTEND_ARGS": "--port 1"}, "FRONTEND_ARGS has --port, which is"),
         (ROUTER, {"FRONTEND_ARGS": "--config /no/such"}, "/no/such can't be read"),
         (ROUTER, {"FRONTEND_ARGS": "--api-key-file /no"}, "the API keys in /no can't be read"),
         (ROUTER, {"FRONTEND_ARGS": "--uds /x", "FRONTENDS": "2"}, "--uds is one socket"),
         (ROUTER, {"CLIENT_CERT": "/no/such"}, "CLIENT_CERT=/no/such can't be used"),
-        (ROUTER, {"MODEL": ""}, "MODEL=: the model is empty"),
+        (ROUTER, {"MODEL": ""}, "the model is empty"),
         (ROUTER, {"MODEL": "/no/such"}, "there is no directory /no/such"),
         (ROUTER, {"RUN_DIR": "/dev/null/x"}, "RUN_DIR=/dev/null/x can't be written to"),
         (ROUTER, {"TMPDIR": "/no/such"}, "TMPDIR=/no/such can't be written to"),

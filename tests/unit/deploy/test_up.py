@@ -21,7 +21,7 @@ from common.launcher import sweeper as sweeper_module
 from common.launcher.sweeper import Sessions, Sweeper
 from frontend.args import parse as parse_frontend
 from tests.e2e.processes import Process
-from tests.fakes.launched import calls, interpreter, living
+from tests.fakes.launched import calls, interpreter, living, model_at
 
 READY = "Ctrl-C stops everything"
 
@@ -34,11 +34,7 @@ class Up:
         self.mark = secrets.token_hex(8)
         self.scratch = directory / "tmp"
         self.scratch.mkdir()
-        path = directory / model
-        path.mkdir()
-        (path / "config.json").write_text('{"model_type": "qwen2_vl"}')
-        for name in ("model.safetensors", "tokenizer.json"):
-            (path / name).write_text("{}")
+        path = model_at(directory / model)
         self.process = Process(
             "up",
             [sys.executable, "-m", "common.launcher", str(path), "--port=0", *flags],
@@ -140,7 +136,7 @@ def test_a_sweeper_that_was_killed_has_a_successor(tmp_path: Path) -> None:
         (first,) = one.sweepers()
         os.kill(first, signal.SIGKILL)
         deadline = time.monotonic() + 60
-        while not one.sweepers() or first in one.sweepers():
+        while not (now := one.sweepers()) or first in now:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         one.process.signal(signal.SIGKILL)
@@ -212,7 +208,7 @@ def test_a_worker_that_is_killed_later(tmp_path: Path) -> None:
         (["--router-mode=kvv"], "--router-mode='kvv' is unusable: it is one of kv, round-robin"),
         (["--max-model-le=5"], "--max-model-le is unknown; did you mean --max-model-len?"),
         (["--workers"], "expected one argument"),
-        (["--discovery=/no/such"], "--discovery=/no/such is no directory: make it"),
+        (["--discovery=/no/such"], "there is no directory /no/such for the workers"),
         (["--config=/no/such"], "--config is a flag of both: write --frontend-args"),
         (["--host=no.such.host.invalid"], "--host=no.such.host.invalid is no address"),
         (["--frontend-args=--port=1"], "--frontend-args has --port"),

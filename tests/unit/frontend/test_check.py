@@ -91,9 +91,9 @@ def test_an_installation_without_a_resampler_serves_the_rest(
 
 
 def test_a_fleet_key_that_is_of_no_use() -> None:
-    report = check.inspect_machine(parse(["--fleet-key-file=/nonexistent"]))
-    assert any("/nonexistent" in each for each in report.faults)
-    assert report.text().splitlines()[-1].startswith("can't serve: ")
+    done = run("--check", "--fleet-key-file=/nonexistent")
+    assert done.returncode == 2
+    assert "error: the fleet key /nonexistent can't be read" in done.stderr
 
 
 def test_packages_that_do_not_fit_each_other_are_told(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from fastapi import FastAPI
 from starlette.responses import PlainTextResponse
 from vllm.entrypoints.serve.middleware.register import init_entrypoints_middleware
 
+from common.cli.process_settings import KeySettings, read_keys
 from common.errors import ConfigurationError
 from frontend.args import parse
 from frontend.asgi import Door, Message, Receive, Scope, Send
-from frontend.http.access.api_keys import OPEN, ApiKeyGuard, Keys, read_keys
+from frontend.http.access.api_keys import OPEN, AccessKeys, ApiKeyGuard, Keys
 from frontend.request_context import EVERYBODY, current_context
 
 
@@ -101,7 +102,7 @@ def test_a_file_holds_a_key_a_line(key_file: Path) -> None:
 def test_an_open_file_is_complained_about(key_file: Path, caplog: pytest.LogCaptureFixture) -> None:
     key_file.chmod(0o644)
     with caplog.at_level(logging.WARNING):
-        read_keys(key_file)
+        AccessKeys([], KeySettings(api_key_file=key_file))
     assert "chmod 600" in caplog.text
 
 
@@ -111,7 +112,7 @@ def test_one_as_kubernetes_mounts_it_is_not(
 ) -> None:
     key_file.chmod(mode)
     with caplog.at_level(logging.WARNING):
-        read_keys(key_file)
+        AccessKeys([], KeySettings(api_key_file=key_file))
     assert not caplog.text
 
 
