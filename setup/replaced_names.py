@@ -14,7 +14,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
 PACKAGES: Final = ("backend_worker", "common", "frontend")
-MAX_PROCESS: Final = 9
+MAX_PROCESS: Final = 10
 """Mechanisms that may replace names for a whole process."""
 
 _NAMESPACES: Final = ("vars", "globals", "locals")
@@ -119,6 +119,12 @@ PROCESS: Final = (
         "A worker reads its engine's outputs without pyzmq's futures.",
         "vLLM's client makes the socket where it is constructed, and takes none.",
         {"backend_worker/engine/outputs.py": ("vars(core_client)['make_zmq_socket']",)},
+    ),
+    Mechanism(
+        "The text of an answer costs neither the length of its prompt, nor the square of the "
+        "number of tokens that have none.",
+        "vLLM takes a class of tokenizers, by its name in a module.",
+        {"common/vllm_compat/text_streams.py": ("vars(tokenizers.decoders)['DecodeStream']",)},
     ),
     Mechanism(
         "The process for NIXL does not import PyTorch, which takes a second.",

@@ -65,6 +65,7 @@ from common.request_plane.card import (
 from common.request_plane.operations import LoadLoraAdapter, Operation, UnloadLoraAdapter
 from common.request_plane.protocol import MediaPart, Submit
 from common.request_plane.step_sums import StepSums
+from common.vllm_compat import text_streams
 from common.vllm_compat.engine_settings import (
     engine_settings,
     model_settings,
@@ -149,6 +150,7 @@ class Engine:
         config = engine_config(args, encoder_cache_tokens)
         stats = StatsBoard(show_steps=show_steps)
         engine_outputs.install()
+        text_streams.install()
         llm = DirectLLM.from_vllm_config(
             config,
             usage_context=USAGE,
