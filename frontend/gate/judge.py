@@ -64,14 +64,29 @@ MAX_BEAM_CANDIDATES: Final = 1 << 17
 The later limit on log probabilities would reject more, but after half a minute."""
 
 MAX_REPEATED: Final = 1 << 24
-"""Characters of a prompt times the choices that repeat it (``echo``). With ``return_token_ids`` a
-token counts as eight: 8 million took the event loop 0.84 seconds."""
+"""Characters of a request times the choices that repeat its prompt (:data:`_REPEATING`). With
+``return_token_ids`` one counts as eight: 8 million tokens took the event loop 0.84 seconds."""
+
+_REPEATING: Final = ("echo", "return_token_ids", "return_prompt_text")
+
+MAX_ASKED: Final = 1 << 23
+"""Characters of a request times its ``questions``, for each of which vLLM makes a prompt with all
+that they are about. Then it compares the tokens of these prompts on the event loop."""
+
+MAX_COMPARED: Final = 1 << 20
+"""Tokens that an engine compares to find repetitions (``repetition_detection``) after each token of
+each choice, between two steps of all its requests: up to 50 ms. Patterns of 8,000 took seconds."""
 
 VALUE_WEIGHT: Final = 16
 """Weight of a value, in characters: one of a JSON schema takes as long as so many."""
 
 _QUERIES: Final = frozenset({"data_1", "queries", "query", "text_1"})
 """Fields of which a request to score documents has one."""
+
+_MEDIA: Final = frozenset(
+    {"audio_url", "image_url", "input_audio", "prompt_embeds", "source", "video_url"}
+)
+"""Keys of content parts whose data are no characters of a prompt."""
 
 _NUMBERS: Final = frozenset({int, float, bool, type(None)})
 """Types of list entries that need no individual check: tokens come by the million."""
@@ -176,7 +191,14 @@ def _judge_cost(body: Body, max_choices: int, shared: int) -> None:
             f"more than {MAX_COPIED} characters when each of them is counted with it, and a value "
             f"as {VALUE_WEIGHT}: ask for fewer with `n`"
         )
-    sharing = max(prompts, _pairs(body))
+    asked = body.get("questions")
+    questions = len(asked) if isinstance(asked, list | dict) else 1
+    if questions > 1 and _size(body) * questions > MAX_ASKED:
+        raise RequestRejectedError(
+            f"the request has more than {MAX_ASKED} characters when all are counted with each of "
+            f"its {questions} `questions`: send several requests"
+        )
+    sharing = max(prompts, questions, _pairs(body))
     if sharing > 1 and shared * sharing > MAX_SHARED:
         raise RequestRejectedError(
             f"what the {sharing} prompts, conversations or documents share (stop words, options, "
@@ -188,8 +210,15 @@ def _judge_cost(body: Body, max_choices: int, shared: int) -> None:
             f"`use_beam_search` with this `n` and `max_tokens` has more than {MAX_BEAM_CANDIDATES} "
             "log probabilities: ask for fewer choices or tokens"
         )
-    if body.get("echo") or body.get("return_token_ids"):
+    if choices > 1 and any(map(body.get, _REPEATING)):
         _judge_repeated(body)
+    if isinstance(detection := body.get("repetition_detection"), dict):
+        longest = _number(detection.get("max_pattern_size"))
+        if longest * longest * _number(detection.get("min_count")) * choices > MAX_COMPARED:
+            raise RequestRejectedError(
+                "`max_pattern_size` of `repetition_detection`, squared and times `min_count` and "
+                f"the choices, is more than {MAX_COMPARED}: look for shorter patterns"
+            )
     labels, items = body.get("label_token_ids"), body.get("items")
     if not isinstance(labels, list) or not isinstance(items, list):
         return
@@ -200,14 +229,22 @@ def _judge_cost(body: Body, max_choices: int, shared: int) -> None:
 
 
 def _judge_repeated(body: Body) -> None:
-    prompt, choices = body.get("prompt"), _number(body.get("n"))
-    each = prompt if isinstance(prompt, list) else [prompt]
-    size = sum(len(one) if isinstance(one, str | list) else 1 for one in each)
-    if choices > 1 and size * choices * (8 if body.get("return_token_ids") else 1) > MAX_REPEATED:
+    choices, weight = _number(body.get("n")), 8 if body.get("return_token_ids") else 1
+    if choices > 1 and _size(body) * choices * weight > MAX_REPEATED:
         raise RequestRejectedError(
-            "the choices repeat the prompt (`echo`, `return_token_ids`) too often for its length: "
-            "ask for fewer with `n`, or leave the option out"
+            "the choices repeat the prompt (`echo`, `return_token_ids`, `return_prompt_text`) too "
+            "often for its length: ask for fewer with `n`, or leave the option out"
         )
+
+
+def _size(value: object) -> int:
+    """Count characters and tokens, without media, of a value whose levels were counted."""
+    if isinstance(value, dict):
+        return sum(_size(each) for name, each in value.items() if name not in _MEDIA)
+    if isinstance(value, list):
+        few = _NUMBERS.issuperset(map(type, value))
+        return len(value) if few else sum(map(_size, value))
+    return len(value) if isinstance(value, str) else 1
 
 
 def _beam_candidates(body: Body) -> int:

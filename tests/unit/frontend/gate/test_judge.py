@@ -91,6 +91,9 @@ def nested(levels: int) -> Any:
         {"n": "4", "prompt": ["a", "b"]},
         {"n": 4, "prompt": "a" * 1_000_000, "echo": True},
         {"n": 4, "prompt": [7] * 100_000, "return_token_ids": True},
+        {"n": 4, "echo": True, "messages": [{"content": [{"image_url": "a" * 10_000_000}]}]},
+        {"n": 4, "repetition_detection": {"max_pattern_size": 64, "min_count": 4}},
+        {"questions": [{}] * 64, "input": "a" * 100_000},
         {"n": None, "temperature": None, "stop": None},
         {"something": {"that": [{"vLLM": "ignores"}]}},
         {"sampling_params": {"n": 2, "stop": ["a"]}},
@@ -160,6 +163,24 @@ def test_what_clients_send_passes(body: Any) -> None:
         ({"n": 9, "prompt": "a", "prompt_embeds": ["AA=="]}, "asks for 18 choices"),
         ({"n": 16, "prompt": [7] * 140_000, "return_token_ids": True}, "repeat the prompt"),
         ({"n": 8, "prompt": ["a" * (2 << 20), "b"], "echo": True}, "repeat the prompt"),
+        *[
+            ({"n": 16, option: True, "messages": [{"content": text}]}, "repeat the prompt")
+            for option, text in (
+                ("echo", "a" * (1 << 20)),
+                ("return_prompt_text", [{"text": "a" * (1 << 20)}]),
+                ("return_token_ids", "a" * (1 << 17)),
+            )
+        ],
+        *[
+            ({"repetition_detection": {"max_pattern_size": longest, "min_count": 2}, "n": n}, said)
+            for longest, n in ((8000, 1), ("8000", 1), (400, 16))
+            for said in ("`repetition_detection`, squared",)
+        ],
+        ({"questions": [{}] * 100, "input": "a" * 100_000}, "each of its 100 `questions`"),
+        (
+            {"questions": {key: {} for key in "abcdefghi"}, "state": {"a": ["b" * (1 << 20)]}},
+            "each of its 9 `questions`",
+        ),
         ({"messages": [[{"role": "user", "content": "x"}]] * 17}, "asks for 17 choices"),
         ({"label_token_ids": [1], "items": ["x"] * 17}, "asks for 17 choices"),
         (
