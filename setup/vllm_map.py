@@ -103,6 +103,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "frontend/http/streaming/merging.py": ("vllm.utils.async_utils",),
         "frontend/http/streaming/token_streams.py": (
             "vllm.entrypoints.generate.base.protocol",
+            "vllm.entrypoints.generate.beam_search.online",
             "vllm.entrypoints.openai.chat_completion.batch_serving",
             "vllm.entrypoints.openai.chat_completion.protocol",
             "vllm.entrypoints.openai.chat_completion.serving",
@@ -113,6 +114,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.scale_out.token_in_token_out.serving",
             "vllm.entrypoints.serve.utils.sse_keep_alive",
             "vllm.parser.abstract_parser",
+            "vllm.sampling_params",
         ),
         "frontend/http/streaming/parsing.py": (
             "vllm.entrypoints.generate.base.protocol",

@@ -2,5 +2,6 @@
 
 from frontend.gate.body_gate import BodyGate, form_of, take_parsed_bodies
 from frontend.gate.fail_fast import fail_fast
+from frontend.gate.judge import MAX_BEAM_CANDIDATES
 
-__all__ = ["BodyGate", "fail_fast", "form_of", "take_parsed_bodies"]
+__all__ = ["MAX_BEAM_CANDIDATES", "BodyGate", "fail_fast", "form_of", "take_parsed_bodies"]

@@ -20,6 +20,7 @@ import msgspec
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 from vllm.entrypoints.generate.base.protocol import DeltaMessage
+from vllm.entrypoints.generate.beam_search.online import BeamSearchOnlineMixin
 from vllm.entrypoints.openai.chat_completion.batch_serving import OpenAIServingChatBatch
 from vllm.entrypoints.openai.chat_completion.protocol import (
     ChatCompletionLogProbs,
@@ -40,9 +41,11 @@ from vllm.entrypoints.serve.utils.sse_keep_alive import (
     with_sse_keep_alive,
 )
 from vllm.parser.abstract_parser import DelegatingParser, Parser
+from vllm.sampling_params import BeamSearchParams
 
 from common.errors import RequestRejectedError
 from frontend.asgi import as_vllm_error
+from frontend.gate import MAX_BEAM_CANDIDATES
 from frontend.http.streaming.merging import merge
 from frontend.http.streaming.parsing import ParsesAside, aside, these, timed
 from frontend.http.streaming.whole_answers import (
@@ -70,6 +73,9 @@ _HEADS_ONLY: Final = frozenset(
     }
 )
 """Layers of the app that look at heads of answers and at no events."""
+
+MAX_BEAM_TOKENS: Final = 1 << 26
+"""Tokens of a prompt times beams times tokens to generate: 0.5 GB if beams end at each of these."""
 
 _UNREADABLE: Final = (
     AssertionError,
@@ -112,8 +118,8 @@ def _all_look_at_heads(middleware: Iterable[Middleware]) -> bool:
     )
 
 
-class _Streaming:
-    """The part of all serving classes here that sends streams."""
+class _Streaming(BeamSearchOnlineMixin):
+    """The part of all serving classes here that sends streams and bounds beam searches."""
 
     _passes_layers: bool
     _comment_interval: float
@@ -134,6 +140,29 @@ class _Streaming:
         vars(made).update(vars(serving), **own)
         made._passes_layers, made._comment_interval = passes_layers, comment_interval
         return made
+
+    async def beam_search(
+        self, prompt: _Vllm, request_id: str, params: BeamSearchParams, *args: Any, **options: Any
+    ) -> AsyncGenerator[_Vllm]:
+        """Raise VLLMError for too long a prompt: vLLM keeps the tokens of each beam that ended, the
+        prompt's among them, and sends all of each beam to an engine at each token.
+        """
+        tokens = len(prompt.get("decoder_prompt", prompt).get("prompt_token_ids", ()))
+        beams = params.beam_width
+        steps = min(params.max_tokens, 1 + MAX_BEAM_CANDIDATES // (beams * (2 * beams + 1)))
+        if tokens * beams * steps > MAX_BEAM_TOKENS:
+            raise as_vllm_error(
+                RequestRejectedError(
+                    "a beam search repeats its prompt for each of its beams and tokens, more than "
+                    f"{MAX_BEAM_TOKENS} tokens here: ask for fewer with `n` or `max_tokens`, or "
+                    "send a shorter prompt"
+                )
+            )
+        async with aclosing(
+            super().beam_search(prompt, request_id, params, *args, **options)
+        ) as outputs:
+            async for output in outputs:
+                yield output
 
     def _send(self, stream: AsyncGenerator[str], *, plain: bool) -> AsyncGenerator[str]:
         """Return the events for vLLM's route: the first one, and those that have to wait.

@@ -16,11 +16,13 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
+from vllm.entrypoints.generate.beam_search.online import BeamSearchOnlineMixin
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.scale_out.token_in_token_out.mm_serde import decode_mm_kwargs_item
 from vllm.entrypoints.scale_out.token_in_token_out.serving import ServingTokens
 from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import BeamSearchParams
 
 from frontend.asgi import App, Door, Message, Receive, Scope, Send
 from frontend.http.limits.connection import WRITE_NOW
@@ -198,3 +200,25 @@ async def test_other_faults_are_no_clients(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(ServingTokens, "serve_tokens", original)
     with pytest.raises(AttributeError, match="ours"):
         await Tokens.__new__(Tokens).serve_tokens()
+
+
+@pytest.mark.parametrize(
+    ("beams", "steps", "tokens", "taken"),
+    [(4, 256, 8_000, True), (2, 1 << 20, 1_000, True), (16, 240, 20_000, False)],
+)
+@pytest.mark.parametrize("kind", [Chats, Completions])
+async def test_a_beam_search_repeats_no_prompt_without_bound(
+    kind: Any, beams: int, steps: int, tokens: int, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def search(*_: object, **__: object) -> AsyncGenerator[str]:
+        yield "found"
+
+    monkeypatch.setattr(BeamSearchOnlineMixin, "beam_search", search)
+    prompt = {"prompt_token_ids": [1] * tokens}
+    params = BeamSearchParams(beam_width=beams, max_tokens=steps)
+    found = object.__new__(kind).beam_search(prompt, "id", params)
+    if taken:
+        assert [each async for each in found] == ["found"]
+    else:
+        with pytest.raises(VLLMValidationError, match="send a shorter prompt"):
+            await anext(found)
