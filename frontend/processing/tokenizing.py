@@ -18,6 +18,7 @@ from vllm.utils.async_utils import make_async
 from common.aio.watched_threads import WatchedThreads
 from common.errors import RequestRejectedError, ThreadStuckError
 from frontend.asgi import as_vllm_error
+from frontend.request_context import current_context
 
 T = TypeVar("T")
 
@@ -30,9 +31,25 @@ CHARACTERS_A_TOKEN: Final = 8
 MARGIN_TOKENS: Final = 256
 """Extra tokens that a part must have: a cut may change the tokens next to it."""
 
+AT_ONCE: Final = 2
+"""Texts of one request that are tokenized or wait for a thread at a time. 1,024 texts of a
+kilobyte, all in the queue at once, kept others waiting for a second."""
+
 MIN_LIMIT: Final = 256 << 10
 """Maximum characters of a text that is only counted; more for a larger context. The answer has each
 of its tokens, and a million of them block the event loop."""
+
+
+class _Turns(asyncio.Semaphore):
+    """Limits the texts of one request at a time, so that others' go between them."""
+
+    @classmethod
+    def of_request(cls) -> "_Turns":
+        """Return that of this task's request."""
+        context = current_context()
+        if (turns := context.find(cls)) is None:
+            context.put(turns := cls(AT_ONCE))
+        return turns
 
 
 class Tokenizing:
@@ -64,7 +81,8 @@ class Tokenizing:
         VLLMError if the text is too long to count, or keeps its thread for too long.
         """
         try:
-            return await self._tokens(prompt, params)
+            async with _Turns.of_request():
+                return await self._tokens(prompt, params)
         except ThreadStuckError as error:
             raise as_vllm_error(error) from error
 
@@ -98,7 +116,8 @@ class Tokenizing:
         """
         if options.get("tokenize"):
             self.check_length(*texts_in([chat, options]))
-        return await self._apply(config, tokenizer, chat, **options)
+        async with _Turns.of_request():
+            return await self._apply(config, tokenizer, chat, **options)
 
     def check_length(self, *texts: str) -> None:
         """Raise VLLMError if texts are too long to be tokenized as a whole."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,7 +13,15 @@ from vllm.renderers import TokenizeParams
 from vllm.tokenizers.hf import maybe_make_thread_pool
 from vllm.utils.async_utils import make_async
 
-from frontend.processing.tokenizing import LONG, MARGIN_TOKENS, MIN_LIMIT, TextCut, Tokenizing
+from frontend import request_context
+from frontend.processing.tokenizing import (
+    AT_ONCE,
+    LONG,
+    MARGIN_TOKENS,
+    MIN_LIMIT,
+    TextCut,
+    Tokenizing,
+)
 from tests.demo_model import shared_demo_model
 
 CONTEXT = 1024
@@ -133,6 +142,30 @@ async def test_long_texts_keep_no_short_one_waiting(renderer: PlainRenderer) -> 
         release.set()
     await long
     tokenizing.close()
+
+
+async def test_texts_of_one_request_leave_turns_to_others(renderer: PlainRenderer) -> None:
+    one, release = ThreadPoolExecutor(1), threading.Event()
+    one.submit(release.wait)
+    renderer = PlainRenderer(renderer.tokenizer, one)
+    tokenizing, params = Tokenizing(renderer, 120.0), TokenizeParams(CONTEXT)
+
+    async def request(*texts: str) -> None:
+        request_context.begin()
+        await asyncio.gather(*(tokenizing({"prompt": text}, params) for text in texts))
+
+    many = asyncio.create_task(request(*["many"] * 100))
+    await asyncio.sleep(0)  # the requests
+    await asyncio.sleep(0)  # their texts
+    other = asyncio.create_task(request("the other's"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    release.set()
+    await asyncio.gather(many, other)
+    tokenizing.close()
+    one.shutdown()
+    lengths = [length for length, _ in renderer.asked]
+    assert len(lengths) == 101 and lengths.index(len("the other's")) == AT_ONCE
 
 
 @pytest.mark.parametrize("tokenize", [True, False])
