@@ -95,8 +95,12 @@ def tokenize_scores_aside(
         query, items = asked.query, asked.items
         tokenizing.check_length(*(text for text in (query, *items) if isinstance(text, str)))
         try:
-            if not isinstance(query, str):  # or lists of a million tokens would be joined
-                check_tokens(len(query) * len(items))
+            if isinstance(query, str):
+                special = asked.add_special_tokens
+                encode = partial(tokenizer.encode, query, add_special_tokens=special)
+                query = await tokenizing.aside(encode)
+                asked = asked.model_copy(update={"query": query})
+            check_tokens(len(query) * len(items))  # or lists of a million tokens would be joined
             made = await tokenizing.aside(
                 lambda: asyncio.run(build(asked, tokenizer, max_model_len))
             )
