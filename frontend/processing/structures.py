@@ -7,7 +7,6 @@ import asyncio
 import hashlib
 import json
 import re
-from functools import partial
 from ipaddress import IPv6Address
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -76,7 +75,6 @@ class StructureTrials:
         leave_structures_to_trials()
         self._work = BoundedWork(COMMAND, "structures of answers", WAIT_S, self._vocabulary)
         self._outcomes: Lru[_Key, bytes] = Lru(KEPT)
-        self._running: dict[_Key, asyncio.Task[bytes]] = {}
         # One at a time per client, so that a client delays another by at most one.
         self._of_clients: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -134,20 +132,9 @@ class StructureTrials:
         self._work.close()
 
     async def _tried(self, key: _Key, structure: Structure) -> bytes:
-        """Share one trial between requests with the same structure, such as a batch's prompts."""
-        running = self._running.get(key)
-        if running is None:
-            running = asyncio.create_task(self._try(key, structure), name="structure")
-            self._running[key] = running
-            running.add_done_callback(partial(self._done, key))
-        return await asyncio.shield(running)
-
-    def _done(self, key: _Key, running: asyncio.Task[bytes]) -> None:
-        del self._running[key]
-        if not running.cancelled():
-            running.exception()  # mark as retrieved: waiters may be gone
-
-    async def _try(self, key: _Key, structure: Structure) -> bytes:
+        """Try a structure, unless a request that this one waited for did: a batch's prompts share
+        one trial.
+        """
         lock = self._of_clients.setdefault(_client(), asyncio.Lock())
         try:
             async with asyncio.timeout(WAIT_S):
@@ -157,13 +144,15 @@ class StructureTrials:
                 "too many structures of answers of this client are being tried"
             ) from error
         try:
-            said = await self._work.ask(structure)
+            said = self._outcomes.get(key)
+            if said is None:
+                said = await self._work.ask(structure)
+                if said is None:
+                    raise OverloadedError("the process that tries structures of answers was lost")
+                self._outcomes.put(key, said)
+            return said
         finally:
             lock.release()
-        if said is None:
-            raise OverloadedError("the process that tries structures of answers was lost")
-        self._outcomes.put(key, said)
-        return said
 
     def _vocabulary(self) -> Vocabulary:
         """Return the vocabulary as an engine makes it, for each kind of tokenizer."""

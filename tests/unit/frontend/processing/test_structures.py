@@ -163,8 +163,9 @@ async def test_a_client_with_many_keeps_no_other_waiting_for_more_than_one(
 
     trials._outcomes.clear()
     first = [of(many, f"slow {n}", SLOW.format(n)) for n in range(2)]
-    await asyncio.gather(*first, of(one, "quick", 'root ::= "q"'))
-    assert done == ["slow 0 refused", "quick", "slow 1 refused"]
+    quick = 'root ::= "q"'
+    await asyncio.gather(*first, of(many, "its quick", quick), of(one, "quick", quick))
+    assert done == ["slow 0 refused", "quick", "slow 1 refused", "its quick"]
 
 
 @pytest.mark.asyncio(loop_scope="module")
