@@ -10,7 +10,7 @@ from vllm.v1.engine.detokenizer import INVALID_PREFIX_ERR_MSG
 
 from common.vllm_compat import text_streams
 from common.vllm_compat.text_streams import MOST_SILENT, TextStream
-from tests.demo_model import make_demo_model
+from tests.demo_model import shared_demo_model
 
 TEXT = "Grüße, 你好 and ♥ to all of you 👩‍👩‍👧 "
 SPECIAL = "<|x|>"
@@ -19,7 +19,7 @@ SPECIAL = "<|x|>"
 @pytest.fixture(scope="module", params=["byte level", "byte fallback"])
 def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     if request.param == "byte level":
-        model = make_demo_model(tmp_path_factory.mktemp("models") / "demo")
+        model = shared_demo_model(tmp_path_factory)
         made = Tokenizer.from_file(str(model / "tokenizer.json"))
     else:
         tokens = [
