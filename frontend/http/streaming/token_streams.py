@@ -137,7 +137,7 @@ class _Streaming(BeamSearchOnlineMixin):
         made = cls.__new__(cls)
         parses = getattr(serving, "parser_cls", None)
         own = {} if parses is None else {"parser_cls": timed(skipping(parses))}
-        vars(made).update(vars(serving), **own)
+        made.__dict__.update(vars(serving), **own)
         made._passes_layers, made._comment_interval = passes_layers, comment_interval
         return made
 
