@@ -41,8 +41,8 @@ MakeLoader: TypeAlias = Callable[..., MediaLoader]
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Both loops: uvloop is what the frontend runs on, and raises errors of its own."""
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    """The frontend's, which raises errors of its own."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture

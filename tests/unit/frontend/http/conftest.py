@@ -1,4 +1,4 @@
-"""Servers of these tests run on asyncio's event loop and on uvloop, which frontends use."""
+"""Servers of these tests run on uvloop, as frontends do."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -7,4 +7,4 @@ import uvloop
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    return {"uvloop": uvloop.new_event_loop}
