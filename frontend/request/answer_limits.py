@@ -28,6 +28,11 @@ MAX_LOGPROBS: Final = 1 << 17
 MAX_OF_ONE: Final = 1 << 20
 """Log probabilities of an unstreamed request for one choice. Each takes 130 bytes until the end."""
 
+MAX_REPEATED: Final = 1 << 21
+"""Tokens of prompts times their choices, where there are several. vLLM reads a prompt again for
+each, in the engine's process: 32,000 tokens with 1,000 choices, in 96 KB, kept others waiting for
+17 seconds."""
+
 _OF_VOCABULARY: Final = 1 << 19
 
 _ENDLESS: Final = 1 << 20
@@ -54,6 +59,21 @@ def _bytes(value: Any) -> int:
         return len(json.dumps(value, default=str))
     except RecursionError as error:
         raise RequestRejectedError("the structure of the answer is nested too deeply") from error
+
+
+def check_choices(params: object, prompt_tokens: int) -> None:
+    """Raise RequestRejectedError if a request's calls so far repeat their prompts too often."""
+    if not isinstance(params, SamplingParams) or params.n == 1:
+        return
+    batch = current_context().find(Batch)
+    repeated = params.n * prompt_tokens
+    if batch is not None:
+        batch.repeated = repeated = batch.repeated + repeated
+    if repeated > MAX_REPEATED:
+        raise RequestRejectedError(
+            f"the prompts of the request have more than {MAX_REPEATED} tokens when each is counted "
+            "with each of its choices: ask for fewer with `n`, or send several requests"
+        )
 
 
 def check_logprobs(params: object, prompt_tokens: int) -> None:

@@ -28,12 +28,14 @@ class Batch:
         keep: called with the bytes of each pooled answer, which is held until the request's last
             one; raises OverloadedError if there is no room.
         logprobs: log probabilities that its calls asked for.
+        repeated: tokens of prompts that its calls repeat for several choices.
         turns: limits the calls of all requests that begin before the event loop has a turn.
     """
 
     places: Sequence[asyncio.Semaphore]
     keep: Callable[[int], None] | None = None
     logprobs: int = 0
+    repeated: int = 0
     turns: AbstractAsyncContextManager[object] = field(default_factory=nullcontext)
 
 

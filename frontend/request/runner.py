@@ -37,7 +37,7 @@ from common.request_plane.lifecycle import Event, Lifecycle
 from common.request_plane.protocol import MOST_NEW_BLOCKS, Ack, Failed, Nack, Output, Submit
 from common.transfer.base import MediaHandle
 from frontend.processing import MediaItem, ProcessedPrompt
-from frontend.request.answer_limits import check_logprobs, check_structure
+from frontend.request.answer_limits import check_choices, check_logprobs, check_structure
 from frontend.request.deadlines import Deadlines
 from frontend.request.retry import DEADLY, DEADLY_TENSORS, Attempts, RetryBudget, failure
 from frontend.request.settings import FaultSettings
@@ -263,6 +263,7 @@ class RequestRunner:
             processed = await self._processor.process(
                 prompt, request.params, own_id, request.lora_request
             )
+        check_choices(request.params, len(processed.token_ids))
         check_logprobs(request.params, len(processed.token_ids))
         return processed
 

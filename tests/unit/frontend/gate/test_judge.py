@@ -123,7 +123,7 @@ def test_what_clients_send_passes(body: Any) -> None:
             {"input": [{"content": ["a"] * 17_000}], "documents": [{"content": ["a"] * 17_000}]},
             "messages and inputs have more than 32768 values",
         ),
-        ({"stream_interval": 2000}, "`stream_interval` is more than 1024"),
+        ({"stream_interval": 2000}, "`stream_interval` is more than 256"),
         ({"tokens": [1] * 270_000}, "`tokens` has 270000 entries"),
         (
             {

@@ -7,7 +7,13 @@ from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from common.errors import RequestRejectedError
-from frontend.request.answer_limits import MAX_LOGPROBS, MAX_OF_ONE, check_logprobs
+from frontend.request.answer_limits import (
+    MAX_LOGPROBS,
+    MAX_OF_ONE,
+    MAX_REPEATED,
+    check_choices,
+    check_logprobs,
+)
 from frontend.request.batches import Batch
 from frontend.request_context import current_context
 from tests.unit.frontend.http.asking import asking
@@ -51,6 +57,14 @@ def test_too_many_are_refused(params: SamplingParams, tokens: int) -> None:
 )
 def test_others_pass(params: SamplingParams | PoolingParams, tokens: int) -> None:
     check_logprobs(params, tokens)
+
+
+def test_choices_repeat_their_prompts_within_a_limit() -> None:
+    check_choices(SamplingParams(n=1), 2 * MAX_REPEATED)
+    check_choices(PoolingParams(), 2 * MAX_REPEATED)
+    check_choices(SamplingParams(n=16), MAX_REPEATED // 32)
+    with pytest.raises(RequestRejectedError, match="each of its choices"):
+        check_choices(SamplingParams(n=16), MAX_REPEATED // 16)  # together with the one before
 
 
 def test_those_of_all_prompts_of_a_request_count() -> None:
