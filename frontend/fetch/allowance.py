@@ -6,6 +6,7 @@ place that is the request's own.
 
 import asyncio
 import threading
+from collections.abc import Callable
 from typing import Final
 
 from frontend.asgi import Arrival
@@ -22,6 +23,8 @@ class RequestAllowance:
     Thread-safe.
 
     ``fetches`` holds the slots for concurrent fetches; it belongs to the frontend's event loop.
+    ``failure`` makes the first error about one of its media: vLLM waits for all of them, so those
+    that were not begun fail with it.
     """
 
     def __init__(self, policy: FetchPolicy) -> None:
@@ -32,6 +35,7 @@ class RequestAllowance:
         self._lookups = 0
         self._lock = threading.Lock()
         self.fetches = asyncio.Semaphore(MAX_FETCHES)
+        self.failure: Callable[[], Exception] | None = None
 
     def take_medium(self) -> int:
         """Count a medium; return its number. Raises RequestLimitError."""

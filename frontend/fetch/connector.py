@@ -85,8 +85,9 @@ class FrontendMediaConnector(MediaConnector):
             VLLMError: no room for it now; 429.
         """
         number = 1
+        allowance = current_allowance(self._loader.policy)
         try:
-            number = current_allowance(self._loader.policy).take_medium()
+            number = allowance.take_medium()
             defers = current_context().defers
             if defers is None:
                 defers = self._loader.defers
@@ -95,7 +96,10 @@ class FrontendMediaConnector(MediaConnector):
                 return DeferredMedium(content, media_io, _place(url))
             return await self._loader.load(url, media_io)
         except MediaError as error:
-            raise for_user(error, _place(url, number)) from error
+            refused = for_user(error, _place(url, number))
+            again: Callable[[str], Exception] = type(refused)
+            allowance.failure = allowance.failure or partial(again, str(refused))
+            raise refused from error
         except (OverloadedError, ThreadStuckError) as error:
             raise as_vllm_error(error) from error
 

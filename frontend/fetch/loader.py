@@ -244,6 +244,8 @@ class MediaLoader:
 
         # Not inside the fetch: a request that joins it must not wait for another request's slots.
         async with allowance.fetches:
+            if allowance.failure is not None:
+                raise allowance.failure()
             if key in self._fetches:
                 MEDIA_FETCHES.labels("http", "shared").inc()
             content, _ = await self._fetches.run(key, start)

@@ -17,7 +17,7 @@ import pytest
 import soundfile  # type: ignore[import-untyped] # it has no types
 from PIL import Image
 from vllm import envs
-from vllm.exceptions import GracefulHTTPError, VLLMValidationError
+from vllm.exceptions import GracefulHTTPError, VLLMUnprocessableEntityError, VLLMValidationError
 from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, VideoMediaIO
 from vllm.multimodal.video_decoders.base import VideoSourceMetadata
 from vllm.multimodal.video_decoders.opencv import OpenCVVideoBackendMixin
@@ -27,7 +27,7 @@ from frontend.asgi import Door, Message, Receive, Scope, Send
 from frontend.fetch import decoders as decoding
 from frontend.fetch import loader as loader_module
 from frontend.fetch import resolver as resolver_module
-from frontend.fetch.allowance import RequestAllowance, allow_media, current_allowance
+from frontend.fetch.allowance import MAX_FETCHES, RequestAllowance, allow_media, current_allowance
 from frontend.fetch.connector import FrontendMediaConnector
 from frontend.fetch.content import Content
 from frontend.fetch.decoders import decode, limit_decoders
@@ -107,6 +107,33 @@ async def test_a_request_may_have_so_many_media(make_loader: MakeLoader) -> None
     with pytest.raises(VLLMValidationError, match="may have 3 media at most"):
         await as_a_request(loader.policy, ask(4))
     await as_a_request(loader.policy, ask(3))
+
+
+async def test_media_behind_one_that_failed_are_not_fetched(
+    make_loader: MakeLoader, site: Site
+) -> None:
+    """256 addresses that never answer held a request for eight minutes: vLLM waits for all."""
+    paths = [f"/{n}" for n in range(3 * MAX_FETCHES)]
+    site.routes |= {path: answer(status=404) for path in paths}
+    loader = make_loader()
+
+    async def ask() -> list[object]:
+        connector = FrontendMediaConnector(loader)
+        fetches = (connector.fetch_image_async(site.url(path)) for path in paths)
+        return list(await asyncio.gather(*fetches, return_exceptions=True))
+
+    found: list[object] = []
+
+    async def noted() -> None:
+        found.extend(await ask())
+
+    await as_a_request(loader.policy, noted())
+    assert {type(each) for each in found} == {VLLMUnprocessableEntityError}
+    assert {str(each) for each in found[MAX_FETCHES:]} <= {
+        str(each) for each in found[:MAX_FETCHES]
+    }
+    assert len(site.requests) == MAX_FETCHES
+    await until_held(loader)
 
 
 async def test_embeddings_are_counted_too(make_loader: MakeLoader) -> None:
