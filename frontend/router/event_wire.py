@@ -27,9 +27,11 @@ _ON_DEVICE: Final = "GPU"
 """vLLM's ``MEDIUM_GPU``, by its value: importing it takes ten seconds."""
 
 _AT_ONCE: Final = 16_384
-"""Events of a message, and blocks in them, that are decoded before any is applied: milliseconds of
-the event loop, and four times a step of 64k tokens that evicts as many blocks. The rest of a larger
-message is decoded while it is applied."""
+"""Blocks of a message that are decoded before any is applied: milliseconds of the event loop, and
+four times a step of 64k tokens. The rest of a larger message is decoded while it is applied."""
+
+_EVENTS_AT_ONCE: Final = 4096
+"""Events likewise: a step of 64k tokens that evicts as many blocks."""
 
 _MAX_HASHES: Final = 1 << 18
 """Maximum hashes per event: four million tokens in blocks of 16."""
@@ -164,7 +166,7 @@ def decode_batch(payload: bytes) -> EventBatch:
     events = iter(batch.events)
     changes: list[Change] = []
     blocks = 0
-    for change in _changes(islice(events, _AT_ONCE)):
+    for change in _changes(islice(events, _EVENTS_AT_ONCE)):
         if change is NOTHING:
             continue
         if not isinstance(change, Cleared):

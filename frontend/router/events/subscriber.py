@@ -43,6 +43,9 @@ _RECEIVE_LIMIT = 100_000
 REPLAY_TIMEOUT_S: Final = 5.0
 """A worker answers readers between batches of events: longer silence means that it lost them."""
 
+REPLAY_PAUSE_S: Final = 0.1
+"""Minimum time between replays, each over a connection of its own."""
+
 _SLICE_S = 0.001
 """Time for which messages are applied before the event loop runs other tasks."""
 
@@ -173,6 +176,7 @@ class _Line:
         self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, calm_s=CALM_S)
         self._began = self._clock()
         self._replaying: asyncio.Task[None] | None = None
+        self._next_replay = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self.stream = self._new_stream()
 
@@ -249,6 +253,8 @@ class _Line:
         """Request a replay over a fresh connection, so that no old answer mixes in."""
         endpoint = self._source.replay_endpoint
         loop = asyncio.get_running_loop()
+        await asyncio.sleep(max(0.0, self._next_replay - loop.time()))
+        self._next_replay = loop.time() + REPLAY_PAUSE_S
         await self._turns.come()
         with self._socket(zmq.DEALER) as (socket, reader):
             try:

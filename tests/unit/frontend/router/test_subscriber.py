@@ -406,3 +406,28 @@ async def test_closing_between_two_tries_leaves_no_task(
         await listener.subscriber.close()
         left = {task.get_name() for task in asyncio.all_tasks()}
         assert not [name for name in left if name.startswith("KV events")]
+
+
+async def test_one_replay_follows_another_after_a_pause(
+    feeds: ZmqFeeds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker whose events have gaps made a frontend open 900 connections a second."""
+    opened: list[int] = []
+    open_socket = events._Line._socket
+
+    def opening(line: events._Line, kind: int) -> Any:
+        opened.append(kind)
+        return open_socket(line, kind)
+
+    monkeypatch.setattr(events._Line, "_socket", opening)
+    monkeypatch.setattr(events, "REPLAY_PAUSE_S", 3600.0)
+    with running(Worker()) as worker:
+        listener = Listener(feeds, worker.source)
+        listener.subscriber.start()
+        await listener.until(listener.exact)
+        line = listener.subscriber._lines[0]
+        for attempt in range(3):
+            line.ask(Replay(100 + attempt, 0))
+            await asyncio.sleep(0)
+        await line._turns.come()
+        assert opened.count(zmq.DEALER) == 1
