@@ -16,7 +16,14 @@ from frontend.router import LoraKey
 
 logger = logging.getLogger(__name__)
 
-CONFLICT: Final = "adapter %s is at %s on worker %s, which gets no requests for it: others have %s"
+CONFLICT: Final = (
+    "adapter %s is at %s on worker %s, which gets no requests for it: others have %s; %d adapters "
+    "of this worker have other paths in all"
+)
+
+MAX_NAMES: Final = 4096
+"""Names of adapters of a model; one worker has 1,024 at most. Each listing of the models takes the
+event loop 60 µs for each."""
 
 
 def key_of(adapter: Adapter) -> LoraKey:
@@ -48,14 +55,24 @@ class Adapters:
         """Replace the adapters of a serving worker."""
         self._forget(worker_id)
         self._of[worker_id] = adapters
+        conflicts: list[tuple[str, str, WorkerId, str]] = []
         for adapter in adapters:
             offers = self._offers.setdefault(adapter.name, {})
             offers[adapter] = offers.get(adapter, 0) + 1
             self._choose(adapter.name)
             chosen = self.requests.get(adapter.name)
             if chosen is not None and chosen.lora_path != adapter.path:
-                place = (adapter.path, worker_id, chosen.lora_path)
-                logger.warning(CONFLICT, adapter.name, *place)
+                conflicts.append((adapter.name, adapter.path, worker_id, chosen.lora_path))
+        if conflicts:  # one line: a worker may report other paths again and again
+            logger.warning(CONFLICT, *conflicts[0], len(conflicts))
+        left_out = sum(each.name not in self.requests for each in adapters)
+        if left_out and len(self.requests) >= MAX_NAMES:
+            logger.warning(
+                "%d adapters of worker %s are not served: the model has %d adapters already",
+                left_out,
+                worker_id,
+                MAX_NAMES,
+            )
 
     def left(self, worker_id: WorkerId) -> None:
         self._forget(worker_id)
@@ -77,7 +94,9 @@ class Adapters:
             return
         chosen = self.requests.get(name)
         if name in self._reserved or (
-            chosen is not None and any(one.path == chosen.lora_path for one in offers)
+            len(self.requests) >= MAX_NAMES
+            if chosen is None
+            else any(one.path == chosen.lora_path for one in offers)
         ):
             return
         first = next(iter(offers))

@@ -11,6 +11,7 @@ from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from common.identity import WorkerId
 from common.request_plane.card import Adapter, WorkerCard
 from frontend.http.server.vllm_server import share_adapters
+from frontend.workers import adapters as adapters_module
 from frontend.workers.adapters import Adapters
 from tests.fakes.cards import make_card
 
@@ -56,6 +57,31 @@ def test_other_files_by_the_same_name_wait(caplog: pytest.LogCaptureFixture) -> 
     assert paths(adapters) == {"story": "/s"}
     adapters.left(WorkerId("a"))
     assert paths(adapters) == {"story": "/other"}
+
+
+def test_many_other_files_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """A worker that reported other paths again and again wrote a line for each adapter."""
+    adapters = Adapters()
+    adapters.joined(card("a", story="/s", poem="/p"))
+    with caplog.at_level(logging.WARNING):
+        adapters.joined(card("b", story="/other", poem="/other"))
+    (record,) = caplog.records
+    assert "2 adapters of this worker" in record.getMessage()
+
+
+def test_no_more_names_than_a_listing_has_time_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(adapters_module, "MAX_NAMES", 2)
+    adapters = Adapters()
+    with caplog.at_level(logging.WARNING):
+        adapters.joined(card("a", story="/s"))
+        adapters.joined(card("b", poem="/p", song="/g"))
+    assert paths(adapters) == {"story": "/s", "poem": "/p"}
+    assert "1 adapters of worker b are not served" in caplog.text
+    adapters.left(WorkerId("a"))
+    adapters.joined(card("b", poem="/p", song="/g"))
+    assert paths(adapters) == {"poem": "/p", "song": "/g"}
 
 
 async def test_vllms_server_lists_them_and_nothing_takes_the_models_name() -> None:
