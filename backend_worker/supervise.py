@@ -17,7 +17,7 @@ from common.aio.processes import end_with_parent
 
 _PR_SET_CHILD_SUBREAPER = 36
 _REAP_S = 10.0
-_PASSED_ON = (signal.SIGTERM, signal.SIGINT)
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

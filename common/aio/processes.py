@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import ctypes
+import logging
+import os
 import signal
 import socket
 import subprocess
@@ -10,6 +12,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
+
+logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 _STDERR: Final = 2
@@ -92,7 +96,7 @@ class SpawnedProcess:
 
 
 class StopSignals:
-    """Listen for SIGTERM and SIGINT on the running event loop, from construction on."""
+    """Listen for SIGTERM, SIGINT and SIGHUP on the running event loop, from construction on."""
 
     def __init__(self) -> None:
         self._asked = asyncio.Event()
@@ -100,6 +104,9 @@ class StopSignals:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.terminate)
         loop.add_signal_handler(signal.SIGINT, self.interrupt)
+        self._has_terminal = os.isatty(0)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # by nohup
+            loop.add_signal_handler(signal.SIGHUP, self.hang_up)
 
     def terminate(self) -> None:
         if self._asked.is_set():
@@ -109,6 +116,16 @@ class StopSignals:
     def interrupt(self) -> None:
         self._asked.set()
         self._at_once.set()
+
+    def hang_up(self) -> None:
+        """End like SIGTERM if a terminal has gone; otherwise go on, since a reload was meant."""
+        if self._has_terminal:
+            self._asked.set()
+        else:
+            logger.warning(
+                "SIGHUP changes nothing: a frontend follows its key files, and TLS files with "
+                "--enable-ssl-refresh, by itself; other settings need a restart (SIGTERM drains)"
+            )
 
     @property
     def is_asked(self) -> bool:

@@ -246,7 +246,7 @@ async def watch_for_stalls(stall_s: float = STALL_S) -> None:
 def _tell(_: int, frame: FrameType | None) -> None:
     EVENT_LOOP_STALLS.inc()
     logger.warning(
-        "%s holds the event loop, so no other request goes on: %s",
-        f"request {request}" if (request := current_request.get()) else "work for no request",
+        "the event loop stands still for %s, so requests wait: it is at %s",
+        f"request {request}" if (request := current_request.get()) else "work of no request",
         stack_of(frame),
     )

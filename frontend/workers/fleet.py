@@ -232,8 +232,8 @@ class Keeper:
             return
         worker_id, host = member.card.worker_id, member.card.host
         if self._members.holder(worker_id) not in (None, member):
-            duplicate = f"process {host.pid} on {host.hostname}, which had the same worker id"
-            reason = f"only {duplicate}; the worker serves on ({reason})"
+            refused = f"the refused process {host.pid} on {host.hostname} of the same worker id"
+            reason = f"{refused}; {worker_id} itself serves on ({reason})"
         logger.info("worker %s removed: %s", worker_id, reason)
         note(What.REMOVED, worker_id, reason)
         member.leaving = reason

@@ -78,11 +78,11 @@ def test_of_a_killed_worker_no_memory_is_left(tmp_path: Path) -> None:
         file.unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_reach_the_worker(tmp_path: Path, number: signal.Signals) -> None:
     parent = start(
         tmp_path,
-        f"trap 'exit 7' TERM INT; echo $$ > {tmp_path}/pid; while true; do sleep 0.05; done",
+        f"trap 'exit 7' TERM INT HUP; echo $$ > {tmp_path}/pid; while true; do sleep 0.05; done",
     )
     wait_for(tmp_path / "pid")
     parent.send_signal(number)

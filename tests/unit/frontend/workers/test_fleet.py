@@ -380,8 +380,8 @@ async def test_of_two_living_workers_under_one_id_the_first_serves_and_the_other
     town.news.say(gone(again.card()))
     await until(lambda: not town.fleet.refusals.by_worker())
     removed = [each.reason for each in recent() if each.what is What.REMOVED]
-    assert removed[-1].startswith("only process 1 on here, which had the same worker id")
-    assert removed[-1].endswith("; the worker serves on (its card is gone)")
+    assert removed[-1].startswith("the refused process 1 on here of the same worker id")
+    assert removed[-1].endswith("; w0 itself serves on (its card is gone)")
 
 
 async def test_a_worker_that_stood_still_does_not_push_its_successor_out(town: Town) -> None:
