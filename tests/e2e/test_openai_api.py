@@ -354,3 +354,14 @@ def test_items_are_scored_as_by_vllm(router: Endpoint, plain: Endpoint) -> None:
         many = {"query": query, "items": [" one"] * 1000}
         reply = router.http.post("/generative_scoring", json=body | many)
         assert (reply.status_code, "send several requests" in reply.text) == (400, True)
+
+
+@pytest.mark.parametrize("end", ["\ufffd", "👧"])
+def test_an_answer_does_not_repeat_its_prompt(router: Endpoint, end: str) -> None:
+    """The prompt ends with U+FFFD, or within a letter."""
+    reply = router.http.post("/tokenize", json={"model": "demo", "prompt": "word " * 200 + end})
+    prompt = reply.json()["tokens"]
+    body = {"model": "demo", "prompt": prompt if end == "\ufffd" else prompt[:-1], "max_tokens": 5}
+    reply = router.http.post("/v1/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    assert "word word" not in reply.json()["choices"][0]["text"]
