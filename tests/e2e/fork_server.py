@@ -23,8 +23,10 @@ import runpy
 import select
 import signal
 import socket
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.spawn import spawn_main
@@ -50,6 +52,8 @@ _IMPORTED: Final = (
     "vllm.model_executor.models.qwen2_vl",
     "transformers.models.qwen2_vl.processing_qwen2_vl",
 )
+_MEDIA_PROCESSES: Final = "--preprocess-workers="
+_MEDIA_SERVER: Final = "frontend.media_processes.fork_server"
 _SPARES: Final = 3  # two engines with a coordinator; processes in which one computes
 _RANKS: Final = "--data-parallel-size="  # of which each has an engine
 _ABOVE: Final = 500  # file descriptors that nobody has
@@ -143,6 +147,8 @@ def _run(start: Start) -> None:
         _after_supervise(spares.prepare)
     elif start.module == PLAIN_VLLM:
         spares.prepare()
+    elif any(each.startswith(_MEDIA_PROCESSES) for each in start.arguments):
+        _spare_media_server()
     sys.argv = [start.module, *start.arguments]
     setproctitle.setproctitle(" ".join([sys.executable, "-m", *sys.argv]))
     with _quick_end():
@@ -226,6 +232,60 @@ class _Spares:
         multiprocessing.util.spawnv_passfds = spawnv_passfds
 
 
+def _spare_media_server() -> None:
+    """Fork the first server of a frontend's media processes now; it starts an interpreter for the
+    others.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        _wait_for_use(theirs, spares=False)
+    theirs.close()
+    usual = subprocess.Popen
+
+    def started(command: Sequence[str], **options: Any) -> Any:
+        if _MEDIA_SERVER not in command:
+            return usual(command, **options)
+        vars(subprocess)["Popen"] = usual
+        descriptors = sorted(options["pass_fds"])
+        use = {
+            "module": command[command.index(_MEDIA_SERVER) :],
+            "descriptors": descriptors,
+            "environment": dict(os.environ),
+        }
+        socket.send_fds(ours, [json.dumps(use).encode()], descriptors)
+        ours.close()
+        return _Spared(pid)
+
+    vars(subprocess)["Popen"] = started
+
+
+class _Spared:
+    """A spare in use, with the methods of :class:`subprocess.Popen` that the product calls."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        if self._status is None and (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
+            self._status = os.waitstatus_to_exitcode(ended[1])
+        return self._status
+
+    def wait(self, timeout: float) -> int:
+        deadline = time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(_MEDIA_SERVER, timeout)
+            time.sleep(0.01)
+        return status
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
 def _wait_for_use(control: socket.socket, spares: bool) -> None:
     """Be a spare; does not return."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -242,6 +302,11 @@ def _wait_for_use(control: socket.socket, spares: bool) -> None:
     _take_descriptors(received, use["descriptors"])
     os.environ.clear()
     os.environ.update(use["environment"])
+    if "module" in use:
+        sys.argv = use["module"]
+        setproctitle.setproctitle(" ".join([sys.executable, "-m", *sys.argv]))
+        with _quick_end():
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     sys.argv = ["-c", use["args"][-1]]
     named = re.search(r"tracker_fd=(\d+), pipe_handle=(\d+)", " ".join(use["args"]))
     assert named is not None, use["args"]
