@@ -103,6 +103,10 @@ class JsonLines(logging.Formatter):
         return json.dumps(line)
 
 
+_OF_NO_REQUEST: Final = ("vllm.config.", "vllm.platforms.")
+"""Loggers of vLLM's configuration, which a frontend makes in a thread when a worker has come."""
+
+
 class Reserved(logging.Filter):
     """Remove possible user text from lines about a request: text arguments, and messages of errors.
     Numbers, error types and traces stay. vLLM's worker threads don't know their request, so all
@@ -111,6 +115,8 @@ class Reserved(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """See logging; all lines pass."""
         if not current_request.get() and record.threadName == threading.main_thread().name:
+            return True
+        if record.name.startswith(_OF_NO_REQUEST):
             return True
         if record.name == "uvicorn.access":
             _cut_query(record)

@@ -99,3 +99,15 @@ def test_if_the_parent_is_killed_the_worker_is_asked_to_stop(tmp_path: Path) -> 
     parent.kill()
     parent.wait(10)
     assert wait_for(tmp_path / "end") == "stopped"
+
+
+@pytest.mark.parametrize("muted", [True, False])
+def test_what_a_library_says_when_python_has_ended_is_dropped(muted: bool) -> None:
+    script = (
+        "import atexit, ctypes, sys; from backend_worker.__main__ import _mute\n"
+        "libc = ctypes.CDLL(None); libc.__cxa_atexit(libc.malloc_stats, None, None)\n"
+        f"print('said', file=sys.stderr); {muted} and atexit.register(_mute)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr.startswith("said\n")
+    assert ("Arena 0" in done.stderr) == (not muted)

@@ -199,6 +199,7 @@ def test_of_others_lines_about_a_request_only_numbers_and_places_are_left() -> N
     assert reserved("got %s in %d of %.1f s", {"prompt": "canary"}, 3, 0.5) == "got … in 3 of 0.5 s"
     assert reserved("%(a)s and %(b)d", {"a": "canary", "b": 1}) == "… and 1"
     assert reserved("nothing to put in: 100%") == "nothing to put in: 100%"
+    assert reserved("is %s", "Qwen2VL", name="vllm.config.model") == "is Qwen2VL"
     try:
         try:
             raise ValueError("canary")
