@@ -25,6 +25,7 @@ from common.transfer.arena import (
     aligned,
     check_envelope,
     check_header,
+    reap_orphans,
 )
 from common.transfer.base import (
     Accepted,
@@ -129,6 +130,8 @@ class ShmReceiver(MmKwargsReceiver[ShmMetadata]):
 
     def _unmap(self, name: str) -> None:
         self._mappings.pop(name, None)
+        # The frontend may have been killed, and none may start on this host again.
+        asyncio.get_running_loop().run_in_executor(None, reap_orphans, self._directory)
 
     async def _receive(self, metadata: ShmMetadata, frames: Sequence[memoryview]) -> Received:
         mapping = self.mapping(metadata.arena)

@@ -13,6 +13,7 @@ from common.transfer.metadata import ShmMetadata
 from common.transfer.shm import ShmReceiver
 from tests.unit.common.transfer.items import is_image
 from tests.unit.common.transfer.process import Process
+from tests.waiting import until
 
 FRONTEND = "tests.unit.common.transfer.frontend_process:frontend"
 
@@ -60,6 +61,22 @@ async def test_a_worker_reads_and_outlives_its_frontend(frontend: Process) -> No
     attachment.detach()
     with pytest.raises(ArenaUnavailableError):
         await receiver.attach(offer)
+    await receiver.close()
+
+
+async def test_a_worker_removes_the_arena_of_a_frontend_that_was_killed(frontend: Process) -> None:
+    """No other may start on its host, and the memory would be held until the next boot."""
+    offer = ArenaOffer.model_validate(frontend.read())
+    path = SHARED_MEMORY / offer.name
+    receiver = ShmReceiver()
+    attachment = await receiver.attach(offer)
+    metadata = ShmMetadata.model_validate(frontend.ask(["send", 1]))
+    received = await receiver.receive(metadata)
+    frontend.kill()
+    attachment.detach()
+    await until(lambda: not path.exists())
+    assert is_image(received.item, 1)
+    received.release()
     await receiver.close()
 
 
