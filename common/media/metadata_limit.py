@@ -1,4 +1,4 @@
-"""Refuse audio and video whose metadata takes FFmpeg quadratic time.
+"""Refuse audio and video whose metadata takes FFmpeg or libsndfile quadratic time.
 
 FFmpeg compares each title with all titles before it: 75,000 of them, in a file of 750 KB, take half
 a minute. ``decoder_guard`` ends a file that takes long while FFmpeg reads it. Counted here is what
@@ -22,9 +22,12 @@ _MAX_BLOCKS: Final = 1_024
 _MATROSKA: Final = b"\x1a\x45\xdf\xa3"
 _NAMES: Final = {
     _MATROSKA: (b"\x67\xc8", b"\x73\xc4"),  # titles and chapters
-    b"ID3": (b"PRIV", b"CHAP"),
     b"\x06\x0e\x2b\x34": (b"\x06\x0e\x2b\x34\x02\x53\x01\x01",),  # sets of MXF
 }
+_FRAMES_OF_ID3: Final = re.compile(rb"T[A-Z0-9]{2}|COM|PIC|PRI|CHA|ULT|USL|SLT|SYL")
+"""Names of three or four letters, of frames that libsndfile or FFmpeg keep."""
+_WITH_ID3: Final = (b"ID3", b"\xff")
+
 _OGG_PAGE: Final = re.compile(rb"OggS\x00.{21}(.)", re.DOTALL)
 _LACING: Final = 255
 
@@ -39,6 +42,7 @@ def has_too_much_metadata(data: bytes) -> bool:
             for begins, names in _NAMES.items()
             for name in names
         )
+        or (data.startswith(_WITH_ID3) and sum(1 for _ in _FRAMES_OF_ID3.finditer(data)) > 2 * most)
         or (data.startswith(b"OggS", start) and _in_long_packets(data) > MAX_COMMENT_BYTES)
         or (data.startswith(b"fLaC", start) and _in_comments(data, start + 4) > MAX_COMMENT_BYTES)
     )

@@ -92,6 +92,7 @@ COUNTED: Final[Mapping[str, Make]] = {
     "FLAC behind a tag": lambda count: b"ID3\4\0\0\0\0\0\0" + flac(count),
     "Ogg": ogg,
     "ID3": private,
+    "ID3, which libsndfile reads": read_one_by_one,
 }
 
 
