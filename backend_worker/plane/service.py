@@ -142,6 +142,7 @@ class WorkerService:
         self._absent = Absent()
         self._draining = False
         self._max_requests = max_requests
+        self._held_bytes = 0
         self._context = zmq.asyncio.Context()
         self._gate = Gate(self._context, key)
         options = {
@@ -285,7 +286,9 @@ class WorkerService:
                 if refusal := self._too_large(frames_bytes(message, media)):
                     request.leave(refusal)
                 else:
+                    before = request.frames_bytes
                     request.supply(message, media)
+                    self._held_bytes += request.frames_bytes - before
             case Abort():
                 request = session.requests.get(message.request_id)
                 if request is not None:
@@ -330,7 +333,11 @@ class WorkerService:
         others = (other for other in self._sessions.values() if other is not session)
         self._reports.spread(submit, rank, others)
         session.requests[submit.request_id] = request
-        request.start(media, lambda: session.requests.pop(submit.request_id, None))
+        request.start(media, partial(self._ended, session, submit.request_id))
+        self._held_bytes += request.frames_bytes
+
+    def _ended(self, session: Session, request_id: RequestId) -> None:
+        self._held_bytes -= session.requests.pop(request_id).frames_bytes
 
     def _refusal(self) -> str:
         """Return why no request is taken now; empty if requests are taken."""
@@ -345,11 +352,9 @@ class WorkerService:
     def _too_large(self, nbytes: int) -> str:
         """Return why these bytes can't be kept beside those of the present requests; empty if they
         can."""
-        if not nbytes:
-            return ""
-        sessions = (*self._sessions.values(), *self._ending)
-        held = sum(one.frames_bytes for each in sessions for one in each.requests.values())
-        return f"it holds {held} bytes of media already" if held + nbytes > MAX_FRAMES_BYTES else ""
+        held = self._held_bytes
+        full = nbytes and held + nbytes > MAX_FRAMES_BYTES
+        return f"it holds {held} bytes of media already" if full else ""
 
     def _leave_to_others(self, reason: str) -> None:
         sessions = self._sessions.values()
