@@ -117,9 +117,7 @@ def error_answer(
     """Return an error in vLLM's shape. ``kind`` defaults to vLLM's name for the status, which
     Python need not know: a middleware may answer 529.
     """
-    if not kind:
-        unavailable = status == HTTPStatus.SERVICE_UNAVAILABLE
-        kind = "ServiceUnavailableError" if unavailable else responses.get(status, "Error")
+    kind = kind or responses.get(status, "Error")
     body = ErrorResponse(error=ErrorInfo(message=message, type=kind, param=param, code=int(status)))
     return JSONResponse(body.model_dump(), int(status), headers=headers)
 

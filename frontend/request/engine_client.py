@@ -144,9 +144,11 @@ class RoutedEngineClient(EngineClient):
             raise as_vllm_error(error) from error
 
     async def check_health(self) -> None:
-        """Raise EngineDeadError without workers: vLLM's server answers 503."""
-        if not self._fleet.connected:
-            raise EngineDeadError
+        """Raise GracefulHTTPError without workers: the same 503 as before the first one."""
+        try:
+            self._fleet.check_available()
+        except MmRouterError as error:
+            raise as_vllm_error(error) from error
 
     async def get_supported_tasks(self) -> tuple[SupportedTask, ...]:
         return self._preprocessor.tasks

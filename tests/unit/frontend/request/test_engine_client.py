@@ -1,8 +1,15 @@
 """What vLLM's routes ask of the engine as a whole."""
 
+import json
 from types import SimpleNamespace
 from typing import cast
 
+import pytest
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+from vllm.exceptions import GracefulHTTPError
+
+from common.errors import NoWorkerError
+from frontend.asgi import error_answer
 from frontend.processes import Siblings, Told
 from frontend.processes.siblings import Tell
 from frontend.processing import Preprocessor
@@ -14,7 +21,7 @@ from frontend.workers import Fleet
 class Process:
     """One of a frontend, and what its others are asked."""
 
-    def __init__(self, siblings: bool) -> None:
+    def __init__(self, siblings: bool, fleet: object = None) -> None:
         self.cleared = 0
         self.others: list[Process] = []
         self._tells: dict[str, Tell] = {}
@@ -27,7 +34,7 @@ class Process:
         )
         self.client = RoutedEngineClient(
             cast(Preprocessor, preprocessor),
-            cast(Fleet, None),
+            cast(Fleet, fleet),
             cast(Router, None),
             cast(RequestRunner, None),
             cast(Siblings, self) if siblings else None,
@@ -55,3 +62,15 @@ async def test_media_are_forgotten_by_the_only_process() -> None:
     only = Process(False)
     await only.client.reset_mm_cache()
     assert only.cleared == 1
+
+
+async def test_without_workers_health_says_what_it_says_before_the_first_one() -> None:
+    def nobody() -> None:
+        raise NoWorkerError("no worker is available")
+
+    client = Process(False, SimpleNamespace(check_available=nobody)).client
+    with pytest.raises(GracefulHTTPError) as caught:
+        await client.check_health()
+    later = create_error_response(caught.value).model_dump()
+    assert later == json.loads(bytes(error_answer("no worker is available", 503).body))
+    assert later["error"]["type"] == "Service Unavailable"
