@@ -11,6 +11,8 @@ from frontend.gate.body_gate import MAX_BRACKETS, MAX_COMMAS
 from frontend.gate.fields import FIELDS, KINDS, MAX_FIELDS, NESTED, UNKNOWN, Limit
 from frontend.gate.forms import MAX_HEAD_BYTES, MAX_PARTS, MAX_TEXT_BYTES
 from frontend.gate.judge import (
+    MAX_ASKED,
+    MAX_COMPARED,
     MAX_COPIED,
     MAX_LABELS,
     MAX_SHARED,
@@ -22,7 +24,7 @@ from frontend.gate.judge import (
 )
 from frontend.http.operator.vllm_routes import ADAPTERS, PROFILER, REFUSED
 from frontend.http.settings import TOKENS_AN_INPUT
-from frontend.request.answer_limits import MAX_LOGPROBS, MAX_OF_ONE
+from frontend.request.answer_limits import MAX_LOGPROBS, MAX_OF_ONE, MAX_REPEATED
 
 _APP: Final = "by vLLM's app"
 
@@ -101,6 +103,9 @@ several; a value counts as {value_weight} | {shared} |
 | the same times choices | {copied} |
 | log probabilities: candidates of all tokens of several prompts or choices; of one answer that is \
 no stream | {logprobs}; {alone} |
+| tokens of prompts times their choices, where there are several | {repeated} |
+| characters of a request times its `questions` | {asked} |
+| `repetition_detection`: `max_pattern_size`, squared, times `min_count` and choices | {compared} |
 | `stream_interval` | {interval} |
 | parts of a form; bytes of the headers of each, and of each that is no file | {form} |
 
@@ -153,6 +158,9 @@ def page() -> str:
         value_weight=VALUE_WEIGHT,
         logprobs=f"{MAX_LOGPROBS:,}",
         alone=f"{MAX_OF_ONE:,}",
+        repeated=f"{MAX_REPEATED:,}",
+        asked=f"{MAX_ASKED:,}",
+        compared=f"{MAX_COMPARED:,}",
         interval=f"{MAX_STREAM_INTERVAL:,}",
         form=f"{MAX_PARTS:,}; {MAX_HEAD_BYTES:,}; {MAX_TEXT_BYTES:,}",
         kinds="\n".join(rows),
