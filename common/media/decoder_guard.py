@@ -75,6 +75,9 @@ _BYTES_PER_CALL: Final = 128
 OPENING_S: Final = 3.0
 """Of a core, to open a film or sound, which takes milliseconds: its titles and tables."""
 
+_4K: Final = 4096 * 2160
+_THREADS_OF_4K: Final = 4
+
 film_opened: Final[ContextVar[Callable[[int], None]]] = ContextVar(
     "film_opened", default=lambda _: None
 )
@@ -354,9 +357,10 @@ class _Capture:
         sides = (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT)
         pixels = int(math.prod(map(self._capture.get, sides)))
         film_opened.get()(pixels)
-        if pixels > LARGE:  # each thread would keep a frame
+        if pixels > LARGE:  # each thread keeps a frame, and a machine may have a hundred
             del self._capture
-            self._open(data, backend, [*options, cv2.CAP_PROP_N_THREADS, 1])
+            threads = _THREADS_OF_4K if pixels <= _4K else 1
+            self._open(data, backend, [*options, cv2.CAP_PROP_N_THREADS, threads])
 
     def _open(self, data: bytes, backend: int, options: Sequence[int]) -> None:
         self._source = _Steady(data)
