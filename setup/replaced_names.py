@@ -185,7 +185,7 @@ OBJECTS: Final = (
             "frontend/http/streaming/token_streams.py": (
                 "setattr(state, name)",
                 "state.args",
-                "vars(made).update(vars(serving))",
+                "made.__dict__.update(vars(serving))",
             ),
             "frontend/http/server/tools.py": ("chats.create_error_response",),
         },

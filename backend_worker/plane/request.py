@@ -149,11 +149,13 @@ class WorkerRequest:
         self.frames_bytes = frames_bytes(self._submit, media)
         self.task = asyncio.create_task(self._run(media, ended))
 
-    def supply(self, supply: Supply, media: Sequence[memoryview]) -> None:
-        """Take media that the request asked for; media that it did not ask for are dropped."""
-        if not self._supplies.full():
-            self.frames_bytes += frames_bytes(supply, media)
-            self._supplies.put_nowait((supply, media))
+    def supply(self, supply: Supply, media: Sequence[memoryview]) -> int:
+        """Take media that the request asked for, and drop others; return the bytes to keep."""
+        if self._supplies.full():
+            return 0
+        self._supplies.put_nowait((supply, media))
+        self.frames_bytes += (nbytes := frames_bytes(supply, media))
+        return nbytes
 
     def abort(self) -> None:
         """Cancel the task in a later turn: a task that never began would not report its end."""

@@ -286,9 +286,7 @@ class WorkerService:
                 if refusal := self._too_large(frames_bytes(message, media)):
                     request.leave(refusal)
                 else:
-                    before = request.frames_bytes
-                    request.supply(message, media)
-                    self._held_bytes += request.frames_bytes - before
+                    self._held_bytes += request.supply(message, media)
             case Abort():
                 request = session.requests.get(message.request_id)
                 if request is not None:
@@ -317,9 +315,8 @@ class WorkerService:
 
     def _begin(self, session: Session, submit: Submit, media: Sequence[memoryview]) -> None:
         rank = self._reports.loads.least_busy() if submit.rank is None else submit.rank
-        prompt_tokens = submit.prompt_tokens
         # Media tokens stand in the prompt, so it counts each token twice at most.
-        prefill_tokens = min(submit.prefill_tokens, 2 * prompt_tokens)
+        prefill_tokens = min(submit.prefill_tokens, 2 * submit.prompt_tokens)
         request = WorkerRequest(
             msgspec.structs.replace(submit, rank=rank),
             self._engine,
@@ -327,7 +324,7 @@ class WorkerService:
             partial(self._send, session),
             session.outbox,
             partial(self._reports.status, session),
-            session.account.started(rank, prefill_tokens, prompt_tokens),
+            session.account.started(rank, prefill_tokens, submit.prompt_tokens),
             self._operations.admit,
         )
         others = (other for other in self._sessions.values() if other is not session)
@@ -352,9 +349,8 @@ class WorkerService:
     def _too_large(self, nbytes: int) -> str:
         """Return why these bytes can't be kept beside those of the present requests; empty if they
         can."""
-        held = self._held_bytes
-        full = nbytes and held + nbytes > MAX_FRAMES_BYTES
-        return f"it holds {held} bytes of media already" if full else ""
+        full = nbytes and self._held_bytes + nbytes > MAX_FRAMES_BYTES
+        return f"it holds {self._held_bytes} bytes of media already" if full else ""
 
     def _leave_to_others(self, reason: str) -> None:
         sessions = self._sessions.values()
@@ -391,8 +387,7 @@ class WorkerService:
             await self._send_now(address, Goodbye(f"frontend speaks request plane {versions}"))
             return
         if len(self._sessions) >= MAX_SESSIONS and address not in self._sessions:
-            full = f"this worker has {MAX_SESSIONS} frontends already"
-            await self._send_now(address, Goodbye(full))
+            await self._send_now(address, Goodbye(f"it has {MAX_SESSIONS} frontends already"))
             return
         try:
             offer = parse_offer(hello.offer)
