@@ -53,7 +53,10 @@ def check_frontend(argv: Sequence[str], *, listens: bool) -> CommandLine:
     if keys.admin_key_file is not None:
         read_keys(keys.admin_key_file, "admin")
     _check_tls(line)
-    if listens and line.of_vllm("uds") is None:
+    if listens and (uds := line.of_vllm("uds")) is not None:
+        if not Path(uds).parent.is_dir() or Path(uds).is_dir():
+            raise ListenError(f"--uds={uds} can't be a socket: name a file in a directory")
+    elif listens:
         port = line.of_vllm("port") or "8000"
         if port.isdecimal():  # the parser reports the rest
             free_port(line.of_vllm("host") or "127.0.0.1", int(port), (), "--host", "--port")

@@ -128,6 +128,12 @@ def test_a_port_in_use() -> None:
     check_frontend([f"--port={port}"], listens=True)
 
 
+@pytest.mark.parametrize("place", ["", "/no/such/socket"])
+def test_a_socket_that_can_not_be(tmp_path: Path, place: str) -> None:
+    with pytest.raises(ListenError, match=r"--uds=\S+ can't be a socket"):
+        check_frontend([f"--uds={tmp_path}{place}"], listens=True)
+
+
 class Hub(BaseHTTPRequestHandler):
     """Answers for each model as the hub would."""
 
