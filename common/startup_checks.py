@@ -63,13 +63,16 @@ def check_frontend(argv: Sequence[str], *, listens: bool) -> CommandLine:
     return line
 
 
-def check_worker(argv: Sequence[str]) -> None:
-    """Check a worker's place for cards, fleet key and model. Raises MmRouterError."""
+def check_worker(argv: Sequence[str], *, of_demo: bool = False) -> None:
+    """Check a worker's place for cards, fleet key and model, unless it is the demo's, which is made
+    later. Raises MmRouterError."""
     line = _read(argv, WORKER)
     leading = line.rest and not line.rest[0].startswith("-")
     model = line.rest[0] if leading else line.of_vllm("model")
     if model is None:
-        return  # the parser reports it
+        if not of_demo and all(word.startswith("-") for word in line.rest):
+            raise ConfigurationError("MODEL or --model is required")
+        return  # it may stand behind other flags
     given = {word.partition("=")[0] for word in line.rest if word.startswith("--")}
     given |= {f"--{key}" for key in (line.file.values if line.file else ())}
     names = {flag.removeprefix("--").replace("-", "_") for flag in given}

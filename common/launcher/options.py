@@ -301,7 +301,7 @@ def make_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
         own = asked.own.model
         model = demo.model_of(asked.flags) if own is None else own
         words = [] if own is None else [f"--model={own}"]
-        check_worker([*words, *asked.flags["worker"]])
+        check_worker([*words, *asked.flags["worker"]], of_demo=own is None)
     host = asked.own.host or "127.0.0.1"
     if client.uds and frontends > 1:
         raise ConfigurationError(

@@ -257,6 +257,8 @@ def test_the_model_is_found_where_it_stands(words: list[str], tmp_path: Path) ->
         check_worker(argv)
 
 
-def test_without_a_model_the_parser_says_so() -> None:
-    check_worker(["--dtype", "float32"])
-    check_worker([])
+def test_without_a_model_nothing_starts() -> None:
+    check_worker(["--dtype", "float32"])  # the parser says so
+    check_worker([], of_demo=True)
+    with pytest.raises(ConfigurationError, match="MODEL or --model is required"):
+        check_worker(["--dtype=float32"])
