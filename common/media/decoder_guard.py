@@ -15,8 +15,7 @@ import math
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
+from collections.abc import Iterator, Sequence
 from copy import copy
 from functools import wraps
 from io import SEEK_SET, BytesIO
@@ -77,11 +76,6 @@ OPENING_S: Final = 3.0
 
 _4K: Final = 4096 * 2160
 _THREADS_OF_4K: Final = 4
-
-film_opened: Final[ContextVar[Callable[[int], None]]] = ContextVar(
-    "film_opened", default=lambda _: None
-)
-"""Called with the pixels of a film's frame, before its frames are decoded."""
 
 _UNCOUNTABLE_PLANES: Final = 8  # of a sound, which FFmpeg has a list of its own for beyond these
 
@@ -352,11 +346,9 @@ class _Capture:
     a subclass: OpenCV corrupts memory when it frees objects of one."""
 
     def __init__(self, data: bytes, backend: int, options: Sequence[int]) -> None:
-        """Raises the errors of :data:`film_opened`."""
         self._open(data, backend, options)
         sides = (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT)
         pixels = int(math.prod(map(self._capture.get, sides)))
-        film_opened.get()(pixels)
         if pixels > LARGE:  # each thread keeps a frame, and a machine may have a hundred
             del self._capture
             threads = _THREADS_OF_4K if pixels <= _4K else 1

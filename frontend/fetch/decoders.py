@@ -101,17 +101,26 @@ def limit_decoders(policy: FetchPolicy) -> None:
     warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
+def _ignore(frame_pixels: int) -> None:
+    pass
+
+
 def decode(
-    content: Content, media_io: MediaIO[Any], policy: FetchPolicy, admit: Callable[[int], None]
+    content: Content,
+    media_io: MediaIO[Any],
+    policy: FetchPolicy,
+    admit: Callable[[int], None],
+    admit_frame: Callable[[int], None] = _ignore,
 ) -> Any:
-    """Decode a medium. ``admit`` gets its pixels before it is decoded; its errors are raised here.
+    """Decode a medium. ``admit`` gets its pixels before it is decoded, ``admit_frame`` those of one
+    frame of a film, of which its codec keeps many; their errors are raised here.
 
     Raises:
         RefusedError: its format is not allowed, its pixels are too many, or decoders fail on it.
         ValueError: it can't be decoded; vLLM's sentence, which becomes a 400.
     """
     try:
-        return _decode(content, media_io, policy, admit)
+        return _decode(content, media_io, policy, admit, admit_frame)
     except Image.DecompressionBombError as error:
         raise too_many_pixels(policy, said_by_pillow(error)) from error
     except MemoryError as error:
@@ -121,7 +130,11 @@ def decode(
 
 
 def _decode(
-    content: Content, media_io: MediaIO[Any], policy: FetchPolicy, admit: Callable[[int], None]
+    content: Content,
+    media_io: MediaIO[Any],
+    policy: FetchPolicy,
+    admit: Callable[[int], None],
+    admit_frame: Callable[[int], None],
 ) -> Any:
     data = content.data
     is_picture = isinstance(media_io, ImageMediaIO)
@@ -140,7 +153,7 @@ def _decode(
         if isinstance(media_io, AudioMediaIO):
             return _decode_sound(data, media_io, admit)
     if isinstance(media_io, VideoMediaIO):
-        media_io = limit_video(media_io, content, policy, admit)
+        media_io = limit_video(media_io, content, policy, admit, admit_frame)
     if content.jpeg_frames:
         return media_io.load_base64("video/jpeg", data.decode())
     try:

@@ -20,7 +20,6 @@ from common.aio.cleanup import undo_on_error
 from common.aio.watched_threads import WatchedThreads
 from common.errors import OverloadedError
 from common.media.cache_partition import SHARED, Partition
-from common.media.decoder_guard import film_opened
 from common.media.formats import is_web_page
 from common.media.picture_strips import LARGE
 from common.observability.telemetry import MEDIA_DECODES, MEDIA_FETCHED_BYTES, MEDIA_FETCHES, stage
@@ -186,20 +185,17 @@ class MediaLoader:
                 allowance.take_pixels(pixels)
                 reservation.grow(pixels)
                 allow(seconds_for(pixels))
-                if isinstance(media_io, ImageMediaIO) and pixels > LARGE:
-                    share(_COPIES * pixels)
+                if isinstance(media_io, ImageMediaIO):
+                    share(pixels, _COPIES)
 
-            def share(pixels: int) -> None:
-                allow(COPIES_WAIT_S)
-                copies.enter_context(self.budgets.copies.share(pixels))
-
-            def keep_frames(pixels: int) -> None:
-                film_opened.set(lambda _: None)  # it may be opened again
+            def share(pixels: int, times: int) -> None:
                 if pixels > LARGE:
-                    share(_FRAMES * pixels)
+                    allow(COPIES_WAIT_S)
+                    copies.enter_context(self.budgets.copies.share(times * pixels))
 
-            copies.callback(film_opened.reset, film_opened.set(keep_frames))
-            decoded = decode(content, media_io, self.policy, admit)
+            decoded = decode(
+                content, media_io, self.policy, admit, lambda pixels: share(pixels, _FRAMES)
+            )
             return decoded, reservation.moved_to(holder(decoded))
 
     def _copy(self, decoded: Any) -> Any:

@@ -32,20 +32,30 @@ for a film of 200 KB."""
 
 
 def limit_video(
-    media_io: VideoMediaIO, content: Content, policy: FetchPolicy, admit: Callable[[int], None]
+    media_io: VideoMediaIO,
+    content: Content,
+    policy: FetchPolicy,
+    admit: Callable[[int], None],
+    admit_frame: Callable[[int], None],
 ) -> VideoMediaIO:
-    """Return a decoder that announces all pixels of a video to ``admit`` before it reads frames.
+    """Return a decoder that announces all pixels of a video to ``admit``, and those of one frame to
+    ``admit_frame``, before it reads frames.
 
     For videos that OpenCV decodes, as vLLM does without a GPU, and for sequences of JPEGs.
     ``media_io`` is not changed, since media are decoded again where a batch fails. Raises
-    ValueError or OSError if a picture of a sequence is none; errors of ``admit`` are raised here,
+    ValueError or OSError if a picture of a sequence is none; errors of both are raised here,
     or by decoding.
     """
     if content.jpeg_frames:
         admit(_sequence_pixels(content.data, media_io.num_frames, policy))
         return media_io
     loader = type(media_io.video_loader)
-    limits = {"policy": policy, "admit": staticmethod(admit), "data": content.data}
+    limits = {
+        "policy": policy,
+        "admit": staticmethod(admit),
+        "admit_frame": staticmethod(admit_frame),
+        "data": content.data,
+    }
     limited = copy(media_io)
     limited.video_loader = type("Counting", (_CountingLoader, loader), limits)()
     return limited
@@ -117,6 +127,7 @@ class _CountingLoader(VideoLoader):
     policy: ClassVar[FetchPolicy]
     data: ClassVar[bytes]
     admit: ClassVar[Callable[[int], None]]
+    admit_frame: ClassVar[Callable[[int], None]]
 
     @classmethod
     def read_frames(
@@ -124,6 +135,7 @@ class _CountingLoader(VideoLoader):
     ) -> Any:
         size = cap.get(cv2.CAP_PROP_FRAME_WIDTH) * cap.get(cv2.CAP_PROP_FRAME_HEIGHT)
         cls.admit(int(size) * len(frame_idx))
+        cls.admit_frame(int(size))
         deadline = time.monotonic() + cls.policy.decode_timeout_s
         watched = _Watched(cap, int(size), deadline)
         frames, valid = super().read_frames(watched, frame_idx, *args, **kwargs)

@@ -477,18 +477,25 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     under_way = most = 0
     changing = threading.Lock()
 
-    def counted(content: Content, media_io: Any, policy: FetchPolicy, admit: Any) -> Any:
-        nonlocal under_way, most
+    def counted(
+        content: Content, media_io: Any, policy: FetchPolicy, admit: Any, admit_frame: Any
+    ) -> Any:
+        nonlocal under_way
 
-        def admit_and_count(pixels: int) -> None:
+        def counted_after(admit: Any, pixels: int) -> None:
             nonlocal under_way, most
             admit(pixels)
             with changing:
                 under_way += 1
                 most = max(most, under_way)
 
+        # The last that is asked before a decoder begins: a film's frame, or the whole picture.
+        if isinstance(media_io, VideoMediaIO):
+            admit_frame = partial(counted_after, admit_frame)
+        else:
+            admit = partial(counted_after, admit)
         try:
-            return decode(content, media_io, policy, admit_and_count)
+            return decode(content, media_io, policy, admit, admit_frame)
         finally:
             with changing:
                 under_way -= 1
