@@ -344,10 +344,9 @@ class WorkerLink:
                 self._lose(f"its messages can't be taken: {error}", WorkerGarbledError)
                 return
             began = time.monotonic()
-            if await self._handle(frames):
-                await asyncio.sleep(0)  # let the readers of the answers run
-            elif pause_s := pace.pause_s(began, time.monotonic()):
-                await asyncio.sleep(pause_s)
+            answered = await self._handle(frames)
+            # In any case a turn for others, such as the readers of the answers.
+            await asyncio.sleep(0 if answered else pace.pause_s(began, time.monotonic()))
 
     async def _handle(self, frames: Sequence[memoryview]) -> bool:
         """Return whether a message answered a request."""
