@@ -5,10 +5,12 @@ be refused for its length or cut to ten tokens afterwards.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final, TypeVar
+from weakref import WeakValueDictionary
 
 from vllm.inputs import TextPrompt, TokensPrompt
 from vllm.renderers import BaseRenderer, TokenizeParams
@@ -18,7 +20,7 @@ from vllm.utils.async_utils import make_async
 from common.aio.watched_threads import WatchedThreads
 from common.errors import RequestRejectedError, ThreadStuckError
 from frontend.asgi import as_vllm_error
-from frontend.request_context import current_context
+from frontend.request_context import Tenant, current_context
 
 T = TypeVar("T")
 
@@ -32,24 +34,41 @@ MARGIN_TOKENS: Final = 256
 """Extra tokens that a part must have: a cut may change the tokens next to it."""
 
 AT_ONCE: Final = 2
-"""Texts of one request that are tokenized or wait for a thread at a time. 1,024 texts of a
-kilobyte, all in the queue at once, kept others waiting for a second."""
+"""Texts of one request that are tokenized or wait for a thread at a time, and of one API key for
+each thread. 1,024 texts of a kilobyte, all in the queue at once, kept others waiting for a second;
+200 requests of 8 KB of one key did so for 8 seconds."""
 
 MIN_LIMIT: Final = 256 << 10
 """Maximum characters of a text that is only counted; more for a larger context. The answer has each
 of its tokens, and a million of them block the event loop."""
 
 
-class _Turns(asyncio.Semaphore):
-    """Limits the texts of one request at a time, so that others' go between them."""
+class _Turns:
+    """Limits the texts at a time of one request, and of one API key, so that others' go between.
 
-    @classmethod
-    def of_request(cls) -> "_Turns":
-        """Return that of this task's request."""
+    Without keys all requests are of one key.
+    """
+
+    def __init__(self, threads: int) -> None:
+        """``threads`` is the number of threads that one key may keep busy."""
+        self._of_a_tenant = threads * AT_ONCE
+        self._tenants: WeakValueDictionary[Tenant, asyncio.Semaphore] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait for a turn of this task's request and its key, and hold it."""
         context = current_context()
-        if (turns := context.find(cls)) is None:
-            context.put(turns := cls(AT_ONCE))
-        return turns
+        if (own := context.find(_OfRequest)) is None:
+            context.put(own := _OfRequest(AT_ONCE))
+        of_tenant = self._tenants.get(context.tenant)
+        if of_tenant is None:
+            of_tenant = self._tenants[context.tenant] = asyncio.Semaphore(self._of_a_tenant)
+        async with own, of_tenant:
+            yield
+
+
+class _OfRequest(asyncio.Semaphore):
+    """Limits the texts of one request."""
 
 
 class Tokenizing:
@@ -64,6 +83,7 @@ class Tokenizing:
         self._own = WatchedThreads("long texts", 1, limit_s)
         shared = isinstance(renderer.tokenizer, ThreadSafeHFTokenizerMixin)
         self._thread: Executor = self._own if shared else renderer._executor
+        self._turns = _Turns(getattr(renderer.model_config, "renderer_num_workers", 1))
         self._long = make_async(renderer._tokenize_prompt, executor=self._thread)
         self._context = renderer.model_config.max_model_len
         self._limit = max(MIN_LIMIT, self._context * CHARACTERS_A_TOKEN)
@@ -81,7 +101,7 @@ class Tokenizing:
         VLLMError if the text is too long to count, or keeps its thread for too long.
         """
         try:
-            async with _Turns.of_request():
+            async with self._turns.turn():
                 return await self._tokens(prompt, params)
         except ThreadStuckError as error:
             raise as_vllm_error(error) from error
@@ -116,7 +136,7 @@ class Tokenizing:
         """
         if options.get("tokenize"):
             self.check_length(*texts_in([chat, options]))
-        async with _Turns.of_request():
+        async with self._turns.turn():
             return await self._apply(config, tokenizer, chat, **options)
 
     def check_length(self, *texts: str) -> None:

@@ -22,6 +22,7 @@ from frontend.processing.tokenizing import (
     TextCut,
     Tokenizing,
 )
+from frontend.request_context import Tenant
 from tests.demo_model import shared_demo_model
 
 CONTEXT = 1024
@@ -162,6 +163,28 @@ async def test_texts_of_one_request_leave_turns_to_others(renderer: PlainRendere
     await asyncio.sleep(0)
     release.set()
     await asyncio.gather(many, other)
+    tokenizing.close()
+    one.shutdown()
+    lengths = [length for length, _ in renderer.asked]
+    assert len(lengths) == 101 and lengths.index(len("the other's")) == AT_ONCE
+
+
+async def test_texts_of_one_key_leave_turns_to_others(renderer: PlainRenderer) -> None:
+    one, release = ThreadPoolExecutor(1), threading.Event()
+    one.submit(release.wait)
+    renderer = PlainRenderer(renderer.tokenizer, one)
+    tokenizing, params = Tokenizing(renderer, 120.0), TokenizeParams(CONTEXT)
+
+    async def request(key: str, text: str) -> None:
+        request_context.begin().tenant = Tenant(key)
+        await tokenizing({"prompt": text}, params)
+
+    waiting = [asyncio.create_task(request("a", "many")) for _ in range(100)]
+    await asyncio.sleep(0)
+    waiting.append(asyncio.create_task(request("b", "the other's")))
+    await asyncio.sleep(0)
+    release.set()
+    await asyncio.gather(*waiting)
     tokenizing.close()
     one.shutdown()
     lengths = [length for length, _ in renderer.asked]
