@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 
 class Share(NamedTuple):
-    """Load on one rank: requests in flight, prefill tokens of requests without an output, and
-    prompt tokens of requests with one."""
+    """Load on one rank: requests in flight, each choice as one, prefill tokens of requests without
+    an output, and prompt tokens of requests with one."""
 
     active: int = 0
     prefill_tokens: int = 0
@@ -56,9 +56,11 @@ class Account:
         self._changes = 0
         self._told = 0
 
-    def started(self, rank: int, prefill_tokens: int, prompt_tokens: int) -> "Entry":
+    def started(
+        self, rank: int, prefill_tokens: int, prompt_tokens: int, choices: int = 1
+    ) -> "Entry":
         """Add a request: prefill tokens count until its first output, prompt tokens after it."""
-        return Entry(self, rank, prefill_tokens, prompt_tokens)
+        return Entry(self, rank, prefill_tokens, prompt_tokens, choices)
 
     def others(self) -> dict[int, Share]:
         return {
@@ -93,15 +95,16 @@ class Entry:
     """One request on an account, from its arrival to its end."""
 
     def __init__(
-        self, account: Account, rank: int, prefill_tokens: int, prompt_tokens: int
+        self, account: Account, rank: int, prefill_tokens: int, prompt_tokens: int, choices: int
     ) -> None:
         self._account = account
         self._rank = rank
         self._prefill_tokens = prefill_tokens
         self._prompt_tokens = prompt_tokens
+        self._choices = choices
         self._decoding = False
         self._ended = False
-        account.add(rank, 1, prefill_tokens, 0)
+        account.add(rank, choices, prefill_tokens, 0)
 
     def first_output(self) -> None:
         """Move the request from prefill to decode. Later calls do nothing."""
@@ -116,6 +119,6 @@ class Entry:
             return
         self._ended = True
         if self._decoding:
-            self._account.add(self._rank, -1, 0, -self._prompt_tokens)
+            self._account.add(self._rank, -self._choices, 0, -self._prompt_tokens)
         else:
-            self._account.add(self._rank, -1, -self._prefill_tokens, 0)
+            self._account.add(self._rank, -self._choices, -self._prefill_tokens, 0)

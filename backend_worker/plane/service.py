@@ -324,7 +324,7 @@ class WorkerService:
             partial(self._send, session),
             session.outbox,
             partial(self._reports.status, session),
-            session.account.started(rank, prefill_tokens, submit.prompt_tokens),
+            session.account.started(rank, prefill_tokens, submit.prompt_tokens, submit.choices),
             self._operations.admit,
         )
         others = (other for other in self._sessions.values() if other is not session)

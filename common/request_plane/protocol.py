@@ -218,6 +218,11 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
             return len(self.prompt_embeds)
         return len(self.prompt_token_ids or ())
 
+    @property
+    def choices(self) -> int:
+        """Answers, each a request of its own in the engine."""
+        return 1 if self.sampling_params is None else self.sampling_params.n
+
 
 class Supply(msgspec.Struct, frozen=True, tag="supply"):
     """Media that a :class:`Nack` asked for."""

@@ -288,6 +288,7 @@ class RequestRunner:
             embeds=hashed_embeds(submit),
             reads_cache=_reads_cache(submit),
             client_id=state.client_id,
+            choices=submit.choices,
         )
         with stage("hash"):
             if len(request.token_ids) > HASH_INLINE_TOKENS or request.embeds:

@@ -51,7 +51,11 @@ class InFlight:
         worker_id, request_id = decision.worker_id, decision.request_id
         worker = self._roster.workers[worker_id]
         self._roster.load.started(
-            request_id, decision.target, decision.prefill_tokens, decision.prompt_tokens
+            request_id,
+            decision.target,
+            decision.prefill_tokens,
+            decision.prompt_tokens,
+            request.choices,
         )
         if worker.prefix_caching:
             exact = decision.index == Knowledge.EXACT

@@ -36,6 +36,7 @@ class RoutingRequest:
             log-probabilities, for instance.
         hashes: result of an earlier :meth:`Router.hash`, computed in another thread.
         client_id: id chosen by the client, for people who inspect decisions.
+        choices: answers to generate, each a request of its own in the engine.
     """
 
     request_id: RequestId
@@ -47,6 +48,7 @@ class RoutingRequest:
     reads_cache: bool = True
     hashes: Mapping[HashScheme, list[BlockHash]] | None = None
     client_id: str = ""
+    choices: int = 1
 
     def block_mm_infos(self, block_size: int) -> list[BlockMmInfos]:
         spans = [need.span for need in self.media]

@@ -17,7 +17,7 @@ class TargetLoad(NamedTuple):
     """Load of one target, requests of other frontends included.
 
     Attributes:
-        active: requests sent and not finished.
+        active: requests sent and not finished, each choice as one, like in the engine.
         waiting: requests in the worker's queue: as many as it last reported, and at least those
             beyond its slots.
         prefill_tokens: prompt tokens still to compute, cached ones left out.
@@ -49,6 +49,7 @@ class _Request:
     target: Target
     prefill_tokens: int
     prompt_tokens: int
+    choices: int
     decoding: bool = False
 
 
@@ -113,14 +114,19 @@ class LoadTracker:
             del self._requests[request_id]
 
     def started(
-        self, request_id: RequestId, target: Target, prefill_tokens: int, prompt_tokens: int
+        self,
+        request_id: RequestId,
+        target: Target,
+        prefill_tokens: int,
+        prompt_tokens: int,
+        choices: int = 1,
     ) -> None:
         """Note that a request was routed to a registered target."""
         self.finished(request_id)
         own = self._own[target]
-        own.active += 1
+        own.active += choices
         own.prefill_tokens += prefill_tokens
-        self._requests[request_id] = _Request(target, prefill_tokens, prompt_tokens)
+        self._requests[request_id] = _Request(target, prefill_tokens, prompt_tokens, choices)
         self._update(target)
 
     def first_token(self, request_id: RequestId) -> None:
@@ -138,7 +144,7 @@ class LoadTracker:
         if request is None:
             return
         own = self._own[request.target]
-        own.active -= 1
+        own.active -= request.choices
         if request.decoding:
             own.decode_tokens -= request.prompt_tokens
         else:

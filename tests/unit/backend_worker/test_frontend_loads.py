@@ -34,6 +34,17 @@ def test_steps_taken_twice_or_too_late_count_once(loads: FrontendLoads) -> None:
     assert other.others()[4] == Share()
 
 
+def test_choices_count_as_the_engines_requests(loads: FrontendLoads) -> None:
+    own, other = loads.open(), loads.open()
+    entries = [own.started(4, 30, 100, choices=8) for _ in range(2)]
+    assert other.others()[4] == Share(16, 60, 0)
+    entries[0].first_output()
+    assert other.others()[4] == Share(16, 30, 100)
+    for entry in entries:
+        entry.ended()
+    assert other.others()[4] == Share()
+
+
 def test_only_changes_of_others_are_news(loads: FrontendLoads) -> None:
     own, other, third = loads.open(), loads.open(), loads.open()
     entry = own.started(4, 1, 1)

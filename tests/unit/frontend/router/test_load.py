@@ -100,6 +100,16 @@ def test_requests_beyond_the_slots_wait_before_a_report_says_so(clock: Clock) ->
     assert load.load(T0).waiting == 4
 
 
+def test_choices_count_as_the_engines_requests(clock: Clock) -> None:
+    """1,024 choices counted as one request: a chat that came next waited 16 s behind them."""
+    load = LoadTracker(clock)
+    load.add(W, (T0,), slots=64)
+    load.started(RequestId("r"), T0, 30, 100, choices=1024)
+    assert load.load(T0) == TargetLoad(1024, 960, 30, 0)
+    load.finished(RequestId("r"))
+    assert load.load(T0) == TargetLoad(0, 0, 0, 0)
+
+
 def test_old_reports_do_not_count(load: LoadTracker, clock: Clock) -> None:
     load.add(V, (Target(V, 0),))
     report(load, active=8)
