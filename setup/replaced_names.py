@@ -123,7 +123,7 @@ PROCESS: Final = (
     Mechanism(
         "The text of an answer costs neither the length of its prompt, nor the square of the "
         "number of tokens that have none.",
-        "vLLM takes a class of tokenizers, by its name in a module.",
+        "vLLM looks the class up in its module, so that backends can replace it there.",
         {"common/vllm_compat/text_streams.py": ("vars(tokenizers.decoders)['DecodeStream']",)},
     ),
     Mechanism(

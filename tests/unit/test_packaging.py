@@ -35,6 +35,7 @@ WITH_VLLM = {
     "outlines-core",
     "python-multipart",
     "soundfile",
+    "tokenizers",
     "torch",
     "transformers",
     "vllm",
