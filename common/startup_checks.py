@@ -26,7 +26,7 @@ from common.cli.command_line import (
 from common.cli.process_settings import KeySettings, ProcessSettings, read_keys
 from common.discovery.settings import DiscoverySettings, check_place
 from common.errors import ConfigurationError, ListenError, MmRouterError
-from common.vllm_compat.preflight import fault_of
+from common.vllm_compat.preflight import CONFIGURATIONS, fault_of
 
 _GROUPS: Final = (ConfigSettings, DiscoverySettings, ProcessSettings, KeySettings)
 
@@ -168,7 +168,8 @@ def fault_at_hub(model: str, revision: str | None, token: str | None) -> str | N
         return None
     from huggingface_hub import constants, try_to_load_from_cache
 
-    if isinstance(try_to_load_from_cache(model, "config.json", revision=revision), str):
+    kept = (try_to_load_from_cache(model, name, revision=revision) for name in CONFIGURATIONS)
+    if any(isinstance(path, str) for path in kept):
         return None
     if constants.HF_HUB_OFFLINE:
         fault: str | None = "HF_HUB_OFFLINE is set, but the cache of the hub (HF_HOME) lacks it"

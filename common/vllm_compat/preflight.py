@@ -1,7 +1,7 @@
 """Checks before vLLM is imported: choose the device, and inspect the model's files.
 
-Faults found here are reported at once in a
-sentence; vLLM needs ten seconds and more, and a traceback.
+Faults found here are reported at once in a sentence; vLLM needs ten seconds and more, and a
+traceback.
 
 vLLM chooses its platform on first use, by its build and the visible devices: the CPU in a frontend,
 an accelerator in a worker of the CUDA build. Without a GPU the CUDA build finds no platform, and
@@ -66,7 +66,7 @@ def check_device() -> None:
     )
 
 
-_CONFIGURATIONS: Final = ("config.json", "params.json")  # of Hugging Face and of Mistral
+CONFIGURATIONS: Final = ("config.json", "params.json")  # of Hugging Face and of Mistral
 
 _WEIGHTS: Final = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.npcache")
 _TOKENIZERS: Final = ("tokenizer*", "*.model", "*.tiktoken", "tekken.json", "vocab.*", "*.gguf")
@@ -114,7 +114,7 @@ def _fault_of_directory(path: Path, given: frozenset[str]) -> str | None:
         names = {each.name for each in path.iterdir()}
     except OSError as error:
         return f"the model's directory {path} can't be read: {error.strerror}"
-    present = [name for name in _CONFIGURATIONS if name in names]
+    present = [name for name in CONFIGURATIONS if name in names]
     if not present and not any(path.glob("*.gguf")):
         if given.isdisjoint(_ELSEWHERE["configuration"]):
             return f"{path} has no config.json, so it holds no model{_model_below(path)}"

@@ -227,13 +227,16 @@ def test_a_hub_that_cannot_be_reached(tmp_path: Path) -> None:
 
 
 def test_what_is_not_asked_for(tmp_path: Path) -> None:
-    cached = tmp_path / "hub" / "models--in--cache"
-    (cached / "snapshots" / "abc").mkdir(parents=True)
-    (cached / "snapshots" / "abc" / "config.json").write_text("{}")
-    (cached / "refs").mkdir()
-    (cached / "refs" / "main").write_text("abc")
+    for name, configuration in (("cache", "config.json"), ("mistral", "params.json")):
+        cached = tmp_path / "hub" / f"models--in--{name}"
+        (cached / "snapshots" / "abc").mkdir(parents=True)
+        (cached / "snapshots" / "abc" / configuration).write_text("{}")
+        (cached / "refs").mkdir()
+        (cached / "refs" / "main").write_text("abc")
     nowhere = "http://127.0.0.1:9"
     assert asked_at(nowhere, tmp_path, "in/cache") is None
+    assert asked_at(nowhere, tmp_path, "in/mistral") is None
+    assert asked_at(nowhere, tmp_path, "in/mistral", HF_HUB_OFFLINE="1") is None
     assert asked_at(nowhere, tmp_path, "s3://bucket/model") is None
     assert asked_at(nowhere, tmp_path, "a/model", "--download-dir=/elsewhere") is None
     assert asked_at(nowhere, tmp_path, "a/model", VLLM_USE_MODELSCOPE="1") is None
