@@ -96,10 +96,9 @@ class FrontendMediaConnector(MediaConnector):
                 return DeferredMedium(content, media_io, _place(url))
             return await self._loader.load(url, media_io)
         except MediaError as error:
-            refused = for_user(error, _place(url, number))
-            again: Callable[[str], Exception] = type(refused)
-            allowance.failure = allowance.failure or partial(again, str(refused))
-            raise refused from error
+            refused = partial(for_user, error, _place(url, number))
+            allowance.failure = allowance.failure or refused
+            raise refused() from error
         except (OverloadedError, ThreadStuckError) as error:
             raise as_vllm_error(error) from error
 

@@ -60,9 +60,8 @@ class _Turns:
         context = current_context()
         if (own := context.find(_OfRequest)) is None:
             context.put(own := _OfRequest(AT_ONCE))
-        of_tenant = self._tenants.get(context.tenant)
-        if of_tenant is None:
-            of_tenant = self._tenants[context.tenant] = asyncio.Semaphore(self._of_a_tenant)
+        new = asyncio.Semaphore(self._of_a_tenant)
+        of_tenant = self._tenants.setdefault(context.tenant, new)
         async with own, of_tenant:
             yield
 
