@@ -9,30 +9,3 @@ from frontend.fetch.format_probe import FILM, PICTURE, SOUND, ProbedFormat, prob
 from frontend.fetch.loader import MediaLoader
 from frontend.fetch.processor_memory import ProcessorMemory
 from frontend.fetch.settings import MediaSettings
-
-__all__ = [
-    "CONNECTOR_NAME",
-    "FILM",
-    "MISLED_DECODER_ERRORS",
-    "PICTURE",
-    "SOUND",
-    "Content",
-    "DeferredMedium",
-    "MediaLoader",
-    "MediaSettings",
-    "ProbedFormat",
-    "ProcessorMemory",
-    "RequestAllowance",
-    "allow_media",
-    "arrived",
-    "current_allowance",
-    "decode",
-    "decoding_mode",
-    "for_user",
-    "freeze",
-    "limit_decoders",
-    "probe_formats",
-    "processing_weight",
-    "register",
-    "seconds_to_process",
-]

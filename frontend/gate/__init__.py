@@ -3,5 +3,3 @@
 from frontend.gate.body_gate import BodyGate, form_of, take_parsed_bodies
 from frontend.gate.fail_fast import fail_fast
 from frontend.gate.judge import MAX_BEAM_CANDIDATES
-
-__all__ = ["MAX_BEAM_CANDIDATES", "BodyGate", "fail_fast", "form_of", "take_parsed_bodies"]

@@ -19,21 +19,3 @@ from frontend.media_limits.policy import (
     UnfetchableError,
     parse_url,
 )
-
-__all__ = [
-    "COPIES_WAIT_S",
-    "MEGAPIXEL",
-    "MIB",
-    "Budget",
-    "FetchPolicy",
-    "MediaBudgets",
-    "MediaError",
-    "MediaRule",
-    "RefusedError",
-    "RequestLimitError",
-    "Reservation",
-    "TooLargeError",
-    "UnfetchableError",
-    "parse_url",
-    "seconds_for",
-]

@@ -18,21 +18,3 @@ from frontend.media_processes.messages import (
     Wants,
     Written,
 )
-
-__all__ = [
-    "FORK",
-    "Answer",
-    "BatchFailed",
-    "Fault",
-    "MemoryLimit",
-    "NoRoom",
-    "Offsets",
-    "Ready",
-    "Result",
-    "Results",
-    "StartUp",
-    "Wants",
-    "Written",
-    "is_out_of_memory",
-    "private_bytes",
-]

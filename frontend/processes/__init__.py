@@ -7,5 +7,3 @@ from frontend.processes.child import MEMBER
 from frontend.processes.messages import Plan
 from frontend.processes.parent import ProcessesSettings, run_processes
 from frontend.processes.siblings import Siblings, Told
-
-__all__ = ["MEMBER", "Plan", "ProcessesSettings", "Siblings", "Told", "run_processes"]

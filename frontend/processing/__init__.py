@@ -4,16 +4,3 @@ from frontend.processing.errors import missing_package
 from frontend.processing.preprocessor import MediaItem, Preprocessor, ProcessedPrompt
 from frontend.processing.settings import ArenaSettings, PreprocessSettings
 from frontend.processing.tokenizing import LONG, TextCut, Tokenizing, texts_in
-
-__all__ = [
-    "LONG",
-    "ArenaSettings",
-    "MediaItem",
-    "PreprocessSettings",
-    "Preprocessor",
-    "ProcessedPrompt",
-    "TextCut",
-    "Tokenizing",
-    "missing_package",
-    "texts_in",
-]

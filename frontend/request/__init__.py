@@ -5,11 +5,3 @@ from frontend.request.direct_events import DirectEvents
 from frontend.request.engine_client import RoutedEngineClient
 from frontend.request.runner import RequestRunner
 from frontend.request.settings import FaultSettings
-
-__all__ = [
-    "Batch",
-    "DirectEvents",
-    "FaultSettings",
-    "RequestRunner",
-    "RoutedEngineClient",
-]

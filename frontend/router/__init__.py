@@ -5,25 +5,6 @@ from frontend.router.events import ZmqFeeds
 from frontend.router.hashing import LoraKey, MediaSpan, PromptEmbeds
 from frontend.router.index import Knowledge
 from frontend.router.inputs import EventSource, MediaNeed, RoutableWorker, RoutingRequest
-from frontend.router.roster import Roster
 from frontend.router.router import Router
 from frontend.router.selection import TargetLoad
 from frontend.router.settings import RouterSettings
-
-__all__ = [
-    "Decision",
-    "EventSource",
-    "Knowledge",
-    "LoraKey",
-    "MediaMove",
-    "MediaNeed",
-    "MediaSpan",
-    "PromptEmbeds",
-    "Roster",
-    "RoutableWorker",
-    "Router",
-    "RouterSettings",
-    "RoutingRequest",
-    "TargetLoad",
-    "ZmqFeeds",
-]

@@ -10,27 +10,3 @@ from frontend.workers.media_sender import MediaSender
 from frontend.workers.members import Departure, Departures, Member, Members, Roll
 from frontend.workers.operations import Performed, WorkerPage, ask_for_pages, perform, those_called
 from frontend.workers.partial_decode import Logprobs
-
-__all__ = [
-    "Adapters",
-    "Answer",
-    "Contract",
-    "Departure",
-    "Departures",
-    "Fleet",
-    "Fleets",
-    "Logprobs",
-    "MediaSender",
-    "Member",
-    "Members",
-    "Performed",
-    "Refusals",
-    "Roll",
-    "WorkerLink",
-    "WorkerPage",
-    "ask_for_pages",
-    "follow",
-    "perform",
-    "tell_refused",
-    "those_called",
-]

@@ -5,5 +5,3 @@ to: restrict it by etcd's users, or use a fleet key.
 """
 
 from common.discovery.etcd.discovery import EtcdDiscovery
-
-__all__ = ["EtcdDiscovery"]

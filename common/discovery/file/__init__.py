@@ -7,10 +7,3 @@ renews its lease.
 """
 
 from common.discovery.file.discovery import LEASE_S, CardDirectory, FileCardPublisher, FileDiscovery
-
-__all__ = [
-    "LEASE_S",
-    "CardDirectory",
-    "FileCardPublisher",
-    "FileDiscovery",
-]

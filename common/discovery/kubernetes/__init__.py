@@ -5,5 +5,3 @@ connect to: restrict it by roles, or use a fleet key.
 """
 
 from common.discovery.kubernetes.discovery import KubernetesDiscovery
-
-__all__ = ["KubernetesDiscovery"]

@@ -29,31 +29,3 @@ from common.transfer.arena.layout import (
     write_parts,
 )
 from common.transfer.arena.segment_table import SegmentTable
-
-__all__ = [
-    "HEADER_SIZE",
-    "HEAD_SIZE",
-    "SEGMENTS_START",
-    "SEGMENT_ALIGNMENT",
-    "SHARED_MEMORY",
-    "Arena",
-    "ArenaAccess",
-    "ArenaMapping",
-    "ArenaOffer",
-    "ArenaStatistics",
-    "Buffer",
-    "EncodedItem",
-    "Lease",
-    "ReservedSegment",
-    "Segment",
-    "SegmentLayout",
-    "SegmentTable",
-    "aligned",
-    "check_envelope",
-    "check_head",
-    "check_header",
-    "copy_bytes",
-    "open_to_map",
-    "reap_orphans",
-    "write_parts",
-]

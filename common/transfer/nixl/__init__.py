@@ -1,10 +1,4 @@
 """Other hosts: workers READ from the frontend's arena over NIXL."""
 
 from common.transfer.nixl.receiver import NixlReceiver
-from common.transfer.nixl.sender import LateNixl, NixlSender
-
-__all__ = [
-    "LateNixl",
-    "NixlReceiver",
-    "NixlSender",
-]
+from common.transfer.nixl.sender import LateNixl

@@ -23,27 +23,3 @@ from common.transfer.nixl_processes.messages import (
     Unusable,
 )
 from common.transfer.nixl_processes.network import NixlNetwork, narrowed, nixl_installed
-
-__all__ = [
-    "Channel",
-    "Connect",
-    "Disconnect",
-    "Done",
-    "FromReader",
-    "FromServer",
-    "Leased",
-    "NixlFailed",
-    "NixlNetwork",
-    "NixlPing",
-    "NixlPong",
-    "Read",
-    "Reading",
-    "Serving",
-    "Start",
-    "ToReader",
-    "ToServer",
-    "Unusable",
-    "narrowed",
-    "nixl_installed",
-    "wait",
-]

@@ -4,7 +4,5 @@ Without vLLM, so that the keeper starts fast.
 """
 
 from common.transfer.shared_arena.client import SharedArena
-from common.transfer.shared_arena.keeper import QUARANTINE_S, ArenaKeeper
+from common.transfer.shared_arena.keeper import ArenaKeeper
 from common.transfer.shared_arena.media_claims import MediaClaims, MediaNames, key_name
-
-__all__ = ["QUARANTINE_S", "ArenaKeeper", "MediaClaims", "MediaNames", "SharedArena", "key_name"]

@@ -2,5 +2,3 @@
 
 from frontend.router.events.progress import StreamStatistics
 from frontend.router.events.subscriber import ZmqFeeds
-
-__all__ = ["StreamStatistics", "ZmqFeeds"]

@@ -10,14 +10,3 @@ from frontend.router.hashing.block_hasher import (
     block_mm_infos,
 )
 from frontend.router.hashing.hash_memo import HashMemo
-
-__all__ = [
-    "BlockHasher",
-    "BlockMmInfos",
-    "HashMemo",
-    "HashScheme",
-    "LoraKey",
-    "MediaSpan",
-    "PromptEmbeds",
-    "block_mm_infos",
-]

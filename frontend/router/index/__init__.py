@@ -10,15 +10,3 @@ from frontend.router.index.indexes import (
     degraded,
 )
 from frontend.router.index.predictions import APPROXIMATE_TTL_S, PREDICT_TTL_S
-
-__all__ = [
-    "APPROXIMATE_TTL_S",
-    "EXACT",
-    "PREDICT_TTL_S",
-    "BlockIndexes",
-    "IndexState",
-    "Knowledge",
-    "TargetBlocks",
-    "approximate",
-    "degraded",
-]

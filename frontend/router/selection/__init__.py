@@ -13,20 +13,3 @@ from frontend.router.selection.costs import (
 from frontend.router.selection.load import BusyThresholds, LoadTracker, TargetLoad
 from frontend.router.selection.media_placement import EncodedMedia, MediaPlacement
 from frontend.router.selection.step_times import StepTimes
-
-__all__ = [
-    "BusyThresholds",
-    "Candidates",
-    "EncodedMedia",
-    "Estimate",
-    "Estimator",
-    "LoadTracker",
-    "MediaPlacement",
-    "StepTimes",
-    "TargetLoad",
-    "Work",
-    "cheapest",
-    "cost_of_load",
-    "cost_of_work",
-    "parts_of_cost",
-]
