@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 from pydantic import JsonValue
 from vllm.multimodal.inputs import MultiModalKwargsItem
@@ -73,9 +73,6 @@ class MediaSource:
     media_io_kwargs: dict[str, JsonValue]
     partition: Partition = SHARED
 
-
-SentHook: TypeAlias = Callable[[Transport, int], None]
-"""Called with the transport and the bytes of each item that is sent."""
 
 _Metadata = TypeVar("_Metadata", bound=ItemMetadata)
 
@@ -166,8 +163,7 @@ class MmKwargsSender(ABC):
 
     transport: ClassVar[Transport]
 
-    def __init__(self, *, on_sent: SentHook | None = None) -> None:
-        self._on_sent = on_sent
+    def __init__(self) -> None:
         self.on_change: Callable[[], None] = _nothing
 
     @property
@@ -187,16 +183,11 @@ class MmKwargsSender(ABC):
             UnsupportedItemError: no transport can send the item.
         """
         with stage(f"send_{self.transport}"):
-            handle = self._send(mm_hash, item)
-        self.count_sent(handle)
-        return handle
+            return self._send(mm_hash, item)
 
     def send_held(self, mm_hash: MmHash) -> MediaHandle | None:
         """Send an item this transport still has, or return None. Never copies nor waits."""
-        handle = self._send_held(mm_hash)
-        if handle is not None:
-            self.count_sent(handle)
-        return handle
+        return None
 
     def send_encoded(self, mm_hash: MmHash, source: MediaSource) -> MediaHandle | None:
         """Send the encoded file, on the event loop; None if this transport carries tensors."""
@@ -210,17 +201,9 @@ class MmKwargsSender(ABC):
         """Return whether a worker's reply proves that it has read the present probe."""
         return False
 
-    def count_sent(self, handle: MediaHandle) -> None:
-        if self._on_sent is not None:
-            self._on_sent(self.transport, handle.metadata.nbytes)
-
     @abstractmethod
     def _send(self, mm_hash: MmHash, item: MultiModalKwargsItem) -> MediaHandle:
         """Implement :meth:`send`, raising the same. After an error nothing is held."""
-
-    def _send_held(self, mm_hash: MmHash) -> MediaHandle | None:
-        """Implement :meth:`send_held`; None from a transport that keeps nothing."""
-        return None
 
     def close(self) -> None:  # noqa: B027  # some hold nothing
         """Release all resources. Present handles become stale for their readers."""

@@ -87,9 +87,7 @@ class ReferenceSender(MmKwargsSender):
             media_io_kwargs=source.media_io_kwargs,
             partition=source.partition,
         )
-        handle = MediaHandle(metadata, [source.encoded])
-        self.count_sent(handle)
-        return handle
+        return MediaHandle(metadata, [source.encoded])
 
     def _send(self, mm_hash: MmHash, item: MultiModalKwargsItem) -> MediaHandle:
         raise NoEncodedFormError(f"media item {mm_hash} has no encoded form that stands for it")

@@ -35,7 +35,6 @@ from common.transfer.base import (
     MmKwargsReceiver,
     MmKwargsSender,
     Received,
-    SentHook,
 )
 from common.transfer.codec import decode, encode
 from common.transfer.handshake import TransferOffer, TransferReply
@@ -46,8 +45,8 @@ from common.transfer.pages import PrivatePages
 class ArenaSender(MmKwargsSender):
     """Sends from an arena, which other senders may share and the caller closes."""
 
-    def __init__(self, arena: ArenaAccess, *, on_sent: SentHook | None = None) -> None:
-        super().__init__(on_sent=on_sent)
+    def __init__(self, arena: ArenaAccess) -> None:
+        super().__init__()
         self.arena = arena
 
     def _send(self, mm_hash: MmHash, item: MultiModalKwargsItem) -> MediaHandle:
@@ -55,7 +54,7 @@ class ArenaSender(MmKwargsSender):
         lease = self.arena.lease(mm_hash) or self.arena.put(mm_hash, encode(item))
         return self._handle(lease)
 
-    def _send_held(self, mm_hash: MmHash) -> MediaHandle | None:
+    def send_held(self, mm_hash: MmHash) -> MediaHandle | None:
         lease = self.arena.lease_now(mm_hash)
         return None if lease is None else self._handle(lease)
 

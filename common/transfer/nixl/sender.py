@@ -10,7 +10,7 @@ from common.aio.cleanup import undo_on_error
 from common.errors import ArenaUnavailableError, ConfigurationError
 from common.identity import MmHash
 from common.transfer.arena import Arena, ArenaAccess, Lease
-from common.transfer.base import MediaHandle, SentHook
+from common.transfer.base import MediaHandle
 from common.transfer.checksum import checksum, new_key
 from common.transfer.handshake import NixlOffer, TransferOffer, TransferReply
 from common.transfer.metadata import NixlMetadata, Transport
@@ -37,8 +37,6 @@ class NixlSender(ArenaSender):
         self,
         arena: ArenaAccess,
         network: NixlNetwork,
-        *,
-        on_sent: SentHook | None = None,
         given_up: Callable[[], bool] = lambda: False,
     ) -> None:
         """Start the process that serves the arena and wait a second for it; not on the event loop.
@@ -56,7 +54,7 @@ class NixlSender(ArenaSender):
                 self._own = arena = Arena(arena.offer.size)
             except ArenaUnavailableError as error:
                 raise ConfigurationError(f"no arena for NIXL alone: {error}") from error
-        super().__init__(arena, on_sent=on_sent)
+        super().__init__(arena)
         self._key = new_key()
         self._offer: NixlOffer | None = None
         self._handles = 0
@@ -114,7 +112,7 @@ class NixlSender(ArenaSender):
         self._offer = None
         self.on_change()
 
-    def _send_held(self, mm_hash: MmHash) -> MediaHandle | None:
+    def send_held(self, mm_hash: MmHash) -> MediaHandle | None:
         lease = self.arena.lease_now(mm_hash)
         if lease is None:
             return None

@@ -42,14 +42,6 @@ async def test_each_end_is_a_stage() -> None:
     assert failures._value.get() == before + 1
 
 
-def test_bytes_are_reported_once_sent() -> None:
-    sent: list[tuple[str, int]] = []
-    sender = InlineSender(on_sent=lambda transport, nbytes: sent.append((transport, nbytes)))
-    handle = sender.send(image_hash(1), image(1))
-    assert sent == [("inline", handle.metadata.nbytes)]
-    assert handle.metadata.nbytes > 64 * 1176
-
-
 async def test_metadata_of_another_transport_is_refused() -> None:
     handle = InlineSender().send(image_hash(1), image(1))
     with pytest.raises(CorruptSegmentError, match="inline"):
