@@ -18,7 +18,9 @@ AT_ONCE: Final = 256
 
 @dataclass(frozen=True)
 class Performed:
-    """Outcome of an operation at one run of a worker; failed if it did not answer."""
+    """Outcome of an operation at one run of a worker: failed if it did not answer; a refused one
+    did nothing. ``message`` is the reason, if any.
+    """
 
     worker_id: WorkerId
     incarnation: Incarnation

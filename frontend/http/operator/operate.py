@@ -18,19 +18,9 @@ LONG_S: Final = 600.0
 """Default time-out of one worker, in seconds."""
 
 
-class Part(BaseModel):
-    """Result at one worker. A refused operation did nothing; ``message`` is the reason if any."""
-
-    worker_id: WorkerId
-    incarnation: str
-    outcome: Outcome
-    message: str
-    seconds: float
-
-
 class Answer(BaseModel):
     operation: str
-    workers: list[Part]
+    workers: list[Performed]
 
 
 class Operating:
@@ -54,8 +44,8 @@ class Operating:
             raise HTTPException(HTTPStatus.NOT_FOUND, f"there is no worker {worker_id!r}")
         if not called:
             raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "there is no worker")
-        parts = [_part(one) for one in await perform(called, operation, timeout_s)]
-        return Answer(operation=name_of(operation), workers=parts)
+        done = await perform(called, operation, timeout_s)
+        return Answer(operation=name_of(operation), workers=done)
 
     def models(self) -> list[str]:
         """Return the first name of each model that workers serve."""
@@ -67,7 +57,7 @@ class Operating:
         return any(model in one.card.served_model_names for one in self._members.shown())
 
 
-def status_of(parts: Iterable[Part]) -> HTTPStatus:
+def status_of(parts: Iterable[Performed]) -> HTTPStatus:
     """Return 200 if all did it, 502 if one failed or did not answer, 409 if one refused."""
     outcomes = {part.outcome for part in parts}
     if Outcome.FAILED in outcomes:
@@ -135,13 +125,3 @@ def _say(status: HTTPStatus, sentence: str) -> _Act:
         raise HTTPException(status, sentence)
 
     return say
-
-
-def _part(done: Performed) -> Part:
-    return Part(
-        worker_id=done.worker_id,
-        incarnation=done.incarnation,
-        outcome=done.outcome,
-        message=done.message,
-        seconds=done.seconds,
-    )

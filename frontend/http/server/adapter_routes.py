@@ -17,8 +17,9 @@ from common.request_plane.operations import (
     has_the_models_name,
 )
 from frontend.asgi import error_answer
-from frontend.http.operator.operate import LONG_S, Operating, Part, status_of
+from frontend.http.operator.operate import LONG_S, Operating, status_of
 from frontend.http.operator.operation_queries import Loading, Unloading
+from frontend.workers import Performed
 
 _HIDDEN: Final = (
     "/v1/{name} is here with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, as in vLLM; without, POST "
@@ -93,7 +94,7 @@ async def _perform(
 
 
 def _as_by_vllm(
-    operation: LoadLoraAdapter | UnloadLoraAdapter, parts: Sequence[Part]
+    operation: LoadLoraAdapter | UnloadLoraAdapter, parts: Sequence[Performed]
 ) -> Response | None:
     """Return vLLM's answer to a reason that all workers share, if it has one."""
     name = operation.lora_name
