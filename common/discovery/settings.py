@@ -96,8 +96,10 @@ class DiscoverySettings(FlagSettings):
 
 
 def check_place(place: Discovery) -> None:
-    """Raise DiscoveryError if a named directory is missing. A mistyped one is not created: the
-    fleet's other processes would never use it."""
+    """Raise DiscoveryError if a named directory is missing, or no host of etcd is known. A mistyped
+    directory is not created: the fleet's other processes would never use it."""
+    if isinstance(place, EtcdDiscovery):
+        place.check_names()
     if not isinstance(place, FileDiscovery) or place.directory == default_discovery_dir():
         return
     if not place.directory.is_dir():

@@ -11,7 +11,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -37,8 +37,13 @@ MAX_CARD_BYTES_IN_ALL: Final = 64 << 20
 NO_ROOM: Final = "there is no room for more cards"
 
 MAX_ODD: Final = 100  # entries that are no cards and are remembered, each to be logged once
+MAX_ODD_NAME: Final = 200  # remembered characters of a name: a key of etcd may have a megabyte
+
+MAX_LISTED: Final = 1 << 20  # entries of a place: a listing of more may have no end
 
 READ_AT_ONCE: Final = 16  # contents: a card may have a megabyte
+
+_LISTED_AT_ONCE: Final = 500  # entries between turns of other tasks
 
 
 class Odd(NamedTuple):
@@ -77,7 +82,7 @@ class Place(ABC):
     lease_s: float | None = None
 
     @abstractmethod
-    def pages(self) -> AsyncGenerator[Sequence[Entry], None]:
+    def pages(self) -> AsyncGenerator[Iterable[Entry], None]:
         """Yield all entries."""
 
     async def read(self, entries: Sequence[Entry]) -> Sequence[Entry]:
@@ -190,11 +195,17 @@ class PollingWatcher(CardWatcher):
         # Leases stand still while nothing can be read, or while the reader was suspended.
         passed = min(now - self._looked_at, 4 * self._place.poll_s)
         self._looked_at = now
-        there, odd, full = set[str](), dict[str, str](), False
+        there, odd, full, listed = set[str](), dict[str, str](), False, 0
         async with aclosing(self._place.pages()) as pages:
             async for page in pages:
-                wanted = []
+                wanted = list[Entry]()
+                listed += 1  # a page without entries may come again and again too
+                if listed > MAX_LISTED:
+                    raise DiscoveryError(f"{self._place} lists more than {MAX_LISTED} entries")
                 for entry in page:
+                    listed += 1
+                    if listed % _LISTED_AT_ONCE == 0:
+                        await asyncio.sleep(0)
                     known = self._known.get(entry.name)
                     if known is not None:
                         there.add(entry.name)
@@ -205,20 +216,29 @@ class PollingWatcher(CardWatcher):
                         full = True
                     elif known is None or entry.version != known.version:
                         wanted.append(entry)
-                for at in range(0, len(wanted), READ_AT_ONCE):
-                    for entry in await self._place.read(wanted[at : at + READ_AT_ONCE]):
-                        if isinstance(entry.whose, Odd):
-                            self._skip(entry.name, entry.whose, odd)
-                        elif not self._take(entry):
-                            full = True
-                        else:
-                            there.add(entry.name)
+                        if len(wanted) == READ_AT_ONCE:
+                            full |= await self._read(wanted, there, odd)
+                            wanted = []
+                full |= await self._read(wanted, there, odd)
         self._forget_all_but(there)
         self._odd, self._has_read = odd, True
         if full and not self._full:
             DISCOVERY_ERRORS.labels("size").inc()
             logger.warning("cards in %s are skipped: %s", self._place, NO_ROOM)
         self._full = full
+
+    async def _read(self, wanted: Sequence[Entry], there: set[str], odd: dict[str, str]) -> bool:
+        """Read and store entries; return whether there was no room for one."""
+        full = False
+        for entry in await self._place.read(wanted) if wanted else ():
+            if isinstance(entry.whose, Odd):
+                self._skip(entry.name, entry.whose, odd)
+            elif not self._take(entry):
+                full = True
+            else:
+                there.add(entry.name)
+            await asyncio.sleep(0)  # a large card takes up to 0.1 s
+        return full
 
     def _take(self, entry: Entry) -> bool:
         """Store an entry; return False if there is no room for it."""
@@ -265,14 +285,15 @@ class PollingWatcher(CardWatcher):
     def _skip(self, name: str, why: Odd, odd: dict[str, str]) -> None:
         if len(odd) >= MAX_ODD:
             return
+        name = name[:MAX_ODD_NAME]
         odd[name] = why.what
         if self._odd.get(name) != why.what:
             self._odd[name] = why.what  # also if this look comes to nothing
             DISCOVERY_ERRORS.labels(why.reason).inc()
-            logger.warning("%.200r in %s is skipped: %s", name, self._place, why.what)
+            logger.warning("%r in %s is skipped: %s", name, self._place, why.what)
 
     def _note_problem(self, error: DiscoveryError) -> None:
         DISCOVERY_ERRORS.labels("listing").inc()
-        if str(error) not in self._problems:
+        if str(error) not in self._problems and len(self._problems) < MAX_ODD:
             self._problems.add(str(error))
             logger.error("no cards can be read, the last ones stay: %s", error)

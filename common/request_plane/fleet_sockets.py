@@ -118,6 +118,19 @@ def leaves_host(endpoint: str) -> bool:
         return host != "localhost"
 
 
+def connect(socket: zmq.Socket[Any], endpoint: str) -> None:
+    """Connect to the address on a card. Raises zmq.ZMQError, also for the name of a host: libzmq
+    resolves names in the thread of all its sockets, which a dead name server holds for 10 s."""
+    scheme, _, address = endpoint.partition("://")
+    if scheme == "tcp":
+        try:
+            ipaddress.ip_address(address.rpartition(":")[0].strip("[]"))
+        except ValueError:
+            reason = "it is no address, as every worker publishes"
+            raise zmq.ZMQError(zmq.EINVAL, reason) from None
+    socket.connect(endpoint)
+
+
 def check_bind(endpoint: str, key: FleetKey | None) -> None:
     """Raise ConfigurationError for a bind beyond this host without a key."""
     if key is None and leaves_host(endpoint):

@@ -19,7 +19,12 @@ from common.identity import WorkerId
 from common.observability.fleet_events import What, note
 from common.observability.telemetry import REFUSED_CARDS
 from common.request_plane.card import WorkerCard, check_compatible
-from common.request_plane.fleet_sockets import check_card, frontend_context, leaves_host
+from common.request_plane.fleet_sockets import (
+    check_card,
+    connect,
+    frontend_context,
+    leaves_host,
+)
 from common.request_plane.operations import LONGEST_MESSAGE
 from common.request_plane.protocol import Refused, ToFrontend
 from common.request_plane.wire import Codec
@@ -152,7 +157,7 @@ async def tell_refused(
                     message = Refused(frontend, notice.run.incarnation, reason)
                     socket: Any = context.socket(zmq.DEALER, socket_class=cast(Any, zmq.Socket))
                     with suppress(zmq.ZMQError):  # the card's endpoint is unreachable
-                        socket.connect(notice.endpoint)
+                        connect(socket, notice.endpoint)
                         socket.send_multipart(codec.encode(message), zmq.NOBLOCK)
                     await asyncio.sleep(LEAVE_S)
                     socket.close(linger=0)

@@ -37,6 +37,7 @@ from common.errors import (
 from common.identity import Incarnation, RequestId
 from common.observability.telemetry import UNDECODABLE_MESSAGES
 from common.request_plane.card import WorkerCard
+from common.request_plane.fleet_sockets import connect
 from common.request_plane.loop_socket import Frame, LoopSocket
 from common.request_plane.operations import LONGEST_MESSAGE, Operation
 from common.request_plane.protocol import (
@@ -182,7 +183,7 @@ class WorkerLink:
     def _connect(self) -> None:
         endpoint = self.card.request_endpoint
         try:
-            self._socket.plain.connect(endpoint)
+            connect(self._socket.plain, endpoint)
         except zmq.ZMQError as error:
             raise WorkerLostError(
                 f"worker {self.card.worker_id} can't be connected to at {endpoint!r}: {error}"

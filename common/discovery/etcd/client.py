@@ -20,10 +20,12 @@ from common.errors import DiscoveryError
 _Answer = TypeVar("_Answer")
 
 CALL_S: Final = 3.0  # how long one member may take to answer
-PAGE: Final = 512  # keys to list at once, without their values
+PAGE: Final = 512  # keys to list at once, without their values, unless they are large
+
+MAX_ANSWER: Final = 32 << 20  # bytes of one answer; 16 values of etcd's default limit have 24 MiB
 
 _CHANNEL_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", 128 << 20),
+    ("grpc.max_receive_message_length", MAX_ANSWER),
     ("grpc.enable_http_proxy", 0),  # the proxy for users' media is not for cards
 )
 
@@ -46,6 +48,9 @@ _OLD_TOKEN: Final = "etcdserver: revision of auth store is old"
 """It sounds like an answer, but a new token is taken: somebody has changed users or roles."""
 
 
+_TOO_LARGE: Final = "Received message larger than max"
+
+
 class EtcdRefusedError(DiscoveryError):
     """etcd refused a valid request: the object is missing (an expired lease), or exists."""
 
@@ -53,6 +58,10 @@ class EtcdRefusedError(DiscoveryError):
         super().__init__(f"etcd refuses: {error.details()}")
         self.not_found = error.code() is grpc.StatusCode.NOT_FOUND
         self.exists = "already exists" in str(error.details())
+
+
+class EtcdTooLargeError(DiscoveryError):
+    """An answer of etcd is larger than :data:`MAX_ANSWER`."""
 
 
 class Stored(NamedTuple):
@@ -101,19 +110,25 @@ class EtcdClient:
 
     async def revisions(self, prefix: bytes) -> AsyncGenerator[list[tuple[bytes, int]], None]:
         """Yield pages of all keys with a prefix, each with the revision of its last put."""
-        start = prefix
+        start, limit = prefix, PAGE
         while True:
             request = rpc.RangeRequest(
-                key=start, range_end=_end_of(prefix), limit=PAGE, keys_only=True
+                key=start, range_end=_end_of(prefix), limit=limit, keys_only=True
             )
-            answer = await self._call(lambda member: member.kv.Range, request)
+            try:
+                answer = await self._call(lambda member: member.kv.Range, request)
+            except EtcdTooLargeError:
+                if limit == 1:
+                    raise
+                limit = max(1, limit // 8)
+                continue
             yield [(each.key, each.mod_revision) for each in answer.kvs]
             if not answer.more:
                 return
             start = answer.kvs[-1].key + b"\0"
 
     async def read(self, keys: Sequence[bytes]) -> list[Stored]:
-        """Return the keys that exist, with their values."""
+        """Return the keys that exist, with their values. Raises EtcdTooLargeError."""
         reads = [rpc.RequestOp(request_range=rpc.RangeRequest(key=key)) for key in keys]
         request = rpc.TxnRequest(success=reads)
         answer = await self._call(lambda member: member.kv.Txn, request)
@@ -199,6 +214,10 @@ class EtcdClient:
             except grpc.aio.AioRpcError as error:
                 if error.code() in _ANSWERS and error.details() != _OLD_TOKEN:
                     raise EtcdRefusedError(error) from error
+                if _TOO_LARGE in str(error.details()):
+                    raise EtcdTooLargeError(
+                        f"an answer of etcd has over {MAX_ANSWER} bytes"
+                    ) from error
                 failed = self._failed(error)
             except _BROKEN as error:
                 failed = self._failed(error)

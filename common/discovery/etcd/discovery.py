@@ -4,16 +4,25 @@ import asyncio
 import logging
 import re
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+import socket
+import threading
+import time
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import ClassVar, Final
 from urllib.parse import SplitResult, unquote
 
 from common.aio.supervised import is_cancelled
 from common.discovery.base import RENEW_S, Discovery, RenewedPublisher, options_of
-from common.discovery.etcd.client import EtcdAccess, EtcdClient, EtcdRefusedError
+from common.discovery.etcd.client import (
+    EtcdAccess,
+    EtcdClient,
+    EtcdRefusedError,
+    EtcdTooLargeError,
+)
 from common.discovery.sealed_cards import seal
 from common.discovery.watcher import Entry, Odd, Place, PollingWatcher
 from common.errors import ConfigurationError, DiscoveryError
@@ -154,7 +163,7 @@ class CardKeys(Place):
     def __str__(self) -> str:
         return f"etcd {self._prefix}"
 
-    async def pages(self) -> AsyncGenerator[Sequence[Entry], None]:
+    async def pages(self) -> AsyncGenerator[Iterable[Entry], None]:
         async with aclosing(self._client.revisions(f"{self._prefix}/".encode())) as pages:
             async for page in pages:
                 yield [
@@ -164,10 +173,17 @@ class CardKeys(Place):
 
     async def read(self, entries: Sequence[Entry]) -> Sequence[Entry]:
         by_key = {entry.name.encode(): entry for entry in entries}
+        try:
+            found = await self._client.read(list(by_key))
+        except EtcdTooLargeError as error:
+            if len(entries) == 1:
+                return [entries[0]._replace(whose=Odd("size", str(error)))]
+            half = len(entries) // 2
+            return [*await self.read(entries[:half]), *await self.read(entries[half:])]
         return [
             # Keep just enough of an oversized value to detect its size.
             by_key[each.key]._replace(version=each.revision, content=each.value[:_ENOUGH])
-            for each in await self._client.read(list(by_key))
+            for each in found
         ]
 
     async def close(self) -> None:
@@ -179,6 +195,8 @@ class CardKeys(Place):
 
 
 _ENDPOINT: Final = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
+LOOKUP_S: Final = 5.0  # how long a name server may take
+
 _OPTIONS: Final = ("ca", "certificate", "key", "user", "password-file")
 
 
@@ -207,6 +225,36 @@ class EtcdDiscovery(Discovery):
 
     def __str__(self) -> str:
         return f"etcd://{','.join(self.access.endpoints)}{self.prefix}"
+
+    def check_names(self) -> None:
+        """Raise DiscoveryError if no member's host is known in :data:`LOOKUP_S`. Blocks."""
+        hosts = {endpoint.rpartition(":")[0].strip("[]") for endpoint in self.access.endpoints}
+        answers: SimpleQueue[str] = SimpleQueue()
+
+        def look_up(host: str) -> None:
+            try:
+                socket.getaddrinfo(host, None)
+            except (OSError, UnicodeError) as error:
+                answers.put(f"{host}: {getattr(error, 'strerror', error)}")
+            else:
+                answers.put("")
+
+        for host in hosts:
+            threading.Thread(target=look_up, args=(host,), daemon=True).start()
+        ends = time.monotonic() + LOOKUP_S
+        faults: list[str] = []
+        try:
+            while len(faults) < len(hosts):
+                fault = answers.get(timeout=max(0.0, ends - time.monotonic()))
+                if not fault:
+                    return
+                faults.append(fault)
+        except Empty:
+            faults.append(f"no answer from the name server in {LOOKUP_S:g} s")
+        raise DiscoveryError(
+            f"no host of {self} is known: {'; '.join(faults)}; check --discovery and the name "
+            "server"
+        )
 
     def publisher(
         self, key: FleetKey | None = None, *, renew_s: float = RENEW_S

@@ -6,7 +6,7 @@ import logging
 import os
 import stat
 import threading
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
@@ -199,7 +199,7 @@ class CardDirectory(Place):
     def __str__(self) -> str:
         return str(self._directory)
 
-    async def pages(self) -> AsyncGenerator[Sequence[Entry], None]:
+    async def pages(self) -> AsyncGenerator[Iterable[Entry], None]:
         yield await asyncio.to_thread(self._list)
 
     async def read(self, entries: Sequence[Entry]) -> Sequence[Entry]:

@@ -3,7 +3,7 @@ credentials. Answers are read here, up to a size limit, and only the needed fiel
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias, TypeVar
@@ -36,6 +36,9 @@ PAGE: Final = 64  # leases to read at once, unless they are large
 
 MAX_ANSWER: Final = 32 << 20
 """Bytes of one answer. The largest object has less than half."""
+
+MAX_OBJECTS: Final = 1 << 14
+"""Objects of one answer, from a server that ignores our limit: they are decoded at once."""
 
 LONGEST_SAID: Final = 300  # characters of a server's message in our log
 
@@ -107,7 +110,7 @@ class LeaseClient:
                 )
             except _TooLargeError as error:
                 if limit == 1:
-                    raise DiscoveryError("one Lease has more bytes than there can be") from error
+                    raise DiscoveryError("the answer for one Lease is too large") from error
                 limit = max(1, limit // 8)
                 continue
             after = page.metadata.next_page
@@ -261,6 +264,8 @@ async def _body(answer: aiohttp.ClientResponse) -> bytes:
         body += chunk
         if len(body) > MAX_ANSWER:
             raise _TooLargeError("an answer is too large")
+    if body.count(b'"metadata"') > MAX_OBJECTS:
+        raise _TooLargeError("an answer has too many objects")
     return bytes(body)
 
 
@@ -278,11 +283,11 @@ class CardLeases(Place):
     def __str__(self) -> str:
         return f"namespace {self._client.namespace}"
 
-    async def pages(self) -> AsyncGenerator[Sequence[Entry], None]:
+    async def pages(self) -> AsyncGenerator[Iterable[Entry], None]:
         async with aclosing(self._client.read()) as pages:
             async for page in pages:
                 self._seen_any = self._seen_any or bool(page)
-                yield [_entry(lease) for lease in page]
+                yield map(_entry, page)
         if not self._seen_any:  # as it would be in a namespace that is not there
             await self._client.check_namespace()
             self._seen_any = True

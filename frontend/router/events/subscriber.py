@@ -24,7 +24,7 @@ from common.errors import ProtocolError
 from common.fleet_key import FleetKey
 from common.identity import Target
 from common.observability.telemetry import TASK_FAILURES
-from common.request_plane.fleet_sockets import frontend_context
+from common.request_plane.fleet_sockets import connect, frontend_context
 from common.request_plane.loop_socket import LoopReader
 from frontend.router.event_wire import END_OF_REPLAY, SEQUENCE_BYTES
 from frontend.router.events.event_stream import SILENCE_S, EventStream, Replay
@@ -225,7 +225,7 @@ class _Line:
             )
             watching = self._spawn(self._watch(monitor), "watch")
             try:
-                socket.connect(self._source.endpoint)
+                connect(socket, self._source.endpoint)
                 while True:
                     frames = await self._receive(reader)
                     async with self._turns:
@@ -259,7 +259,7 @@ class _Line:
         with self._socket(zmq.DEALER) as (socket, reader):
             try:
                 async with asyncio.timeout(self._feeds.replay_timeout_s) as limit:
-                    socket.connect(endpoint)
+                    connect(socket, endpoint)
                     asked = [b"", question.start.to_bytes(SEQUENCE_BYTES, "big")]
                     socket.send_multipart(asked, zmq.NOBLOCK)
                     while True:

@@ -2,10 +2,17 @@ import socket
 from pathlib import Path
 
 import pytest
+import zmq
 
 from common.errors import CardKeyError, ConfigurationError
 from common.fleet_key import FleetKey, new
-from common.request_plane.fleet_sockets import check_address, check_bind, check_card, leaves_host
+from common.request_plane.fleet_sockets import (
+    check_address,
+    check_bind,
+    check_card,
+    connect,
+    leaves_host,
+)
 from tests.fakes.cards import make_card
 
 
@@ -44,6 +51,25 @@ def test_cards_of_another_key_are_refused_and_both_keys_named(tmp_path: Path) ->
         check_card(make_card(), ours)
     with pytest.raises(CardKeyError, match="this frontend has no fleet key"):
         check_card(make_card(fleet_key=ours.fingerprint), None)
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "tcp://worker-3:1",
+        "tcp://localhost:1",
+        "tcp://127.0.0.1:0;worker-3:1",
+        "tcp://*:1",
+        "tcp://",
+    ],
+)
+def test_libzmq_is_given_no_name_to_resolve(endpoint: str) -> None:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        with pytest.raises(zmq.ZMQError, match="it is no address"):
+            connect(socket, endpoint)
+        for address in ("tcp://127.0.0.1:1", "tcp://[::1]:1", "tcp://[fe80::1%lo]:1", "ipc:///x"):
+            socket.setsockopt(zmq.IPV6, 1)
+            connect(socket, address)
 
 
 def test_a_worker_on_another_host_without_a_key_is_refused() -> None:

@@ -15,6 +15,7 @@ from typing import ClassVar
 import pytest
 
 from common import fleet_key
+from common.discovery.etcd import discovery as etcd
 from common.errors import ConfigurationError, DiscoveryError, ListenError, MmRouterError
 from common.startup_checks import check_frontend, check_worker
 from tests.certificates import Authority
@@ -38,6 +39,7 @@ MISSING = [
     (["--discovery=/no/such"], "there is no directory /no/such for the workers' cards"),
     (["--discovery=file:///no/such"], "there is no directory /no/such for the workers' cards"),
     (["--fleet-key-file=/no/such"], "the fleet key /no/such can't be read"),
+    (["--discovery=etcd://no.host.invalid/x"], "no host of etcd://no.host.invalid:2379/x is known"),
 ]
 
 
@@ -105,6 +107,26 @@ def test_keys_that_are_there(tmp_path: Path) -> None:
     keys.write_text("# none\n")
     with pytest.raises(ConfigurationError, match="holds no API key"):
         check_frontend([f"--api-key-file={keys}"], listens=False)
+
+
+def test_a_name_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    never = threading.Event()
+    real = socket.getaddrinfo
+
+    def hang(host: str, *rest: object) -> object:
+        if host == "127.0.0.1":
+            return real(host, None)
+        never.wait()
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    monkeypatch.setattr(etcd, "LOOKUP_S", 0.1)
+    with pytest.raises(DiscoveryError, match=r"a:1,b:2/x is known: no answer from the name server"):
+        check_frontend(["--discovery=etcd://a:1,b:2/x"], listens=False)
+    # One member suffices.
+    monkeypatch.setattr(etcd, "LOOKUP_S", 100.0)
+    check_frontend(["--discovery=etcd://a:1,127.0.0.1/x"], listens=False)
+    never.set()
 
 
 @pytest.mark.parametrize("host", ["256.1.1.1", "no.such.host.invalid"])

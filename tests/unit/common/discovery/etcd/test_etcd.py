@@ -589,3 +589,31 @@ async def test_a_flood_of_keys_costs_no_more_than_there_is_room_for(
     assert len(set(read)) <= 200, "at most a page at once goes beyond the room"
     assert sum("is skipped" in record.message for record in caplog.records) <= watcher.MAX_ODD
     await asking.close()
+
+
+async def test_keys_and_values_larger_than_an_answer_hide_no_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may write there could else keep every frontend from reading any card."""
+    monkeypatch.setattr(client, "_CHANNEL_OPTIONS", (("grpc.max_receive_message_length", 4 << 20),))
+    limits = ["--max-request-bytes=33554432"]
+    member = EtcdMember("m0", tmp_path / "etcd", limits)
+    try:
+        member.start()
+        member.until_ready()
+        asking = client.EtcdClient(place(member).access)
+        for number in range(6):
+            await asking.put(f"/fleet/w{number}".encode() + b"k" * 1_400_000, b"", 0, 0)
+            await asking.put(f"/fleet/w{number}/i0".encode(), b"x" * 1_000_000, 0, 0)
+        await asking.put(b"/fleet/huge/i0", b"x" * 5_000_000, 0, 0)
+        async with (
+            place(member).publisher() as publisher,
+            watching(place(member).watcher()) as changes,
+        ):
+            await publisher.publish(make_card("zgood"))
+            seen = [await changes.next() for _ in range(7)]
+            assert CardPresent(make_card("zgood")) in seen
+            assert sum(isinstance(each, CardRefused) for each in seen) == 6
+        await asking.close()
+    finally:
+        member.kill()

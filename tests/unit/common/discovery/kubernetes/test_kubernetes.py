@@ -287,6 +287,22 @@ async def test_more_cards_than_are_read_at_once(
     }
 
 
+async def test_an_answer_of_too_many_objects_is_asked_for_in_parts(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server may ignore our limit, and 1.9 million objects of 16 bytes take 20 s."""
+    monkeypatch.setattr(client, "MAX_OBJECTS", 10)
+    for number in range(20):
+        put(server, lying(make_card(f"w{number}")))
+    found = client.LeaseClient(place(server).access, "fleet", "")
+    seen = [lease async for leases in found.read() for lease in leases]
+    assert len(seen) == 20
+    monkeypatch.setattr(client, "MAX_OBJECTS", 1)
+    with pytest.raises(DiscoveryError, match="the answer for one Lease is too large"):
+        await anext(found.read())
+    await found.close()
+
+
 @pytest.mark.parametrize(
     "odd",
     [
