@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -29,7 +30,10 @@ START_S: Final = 300.0
 HEARTBEAT_S: Final = 5.0
 
 MISSED: Final = 6
-"""Consecutive heartbeats without an answer after which a process counts as hung or stopped."""
+"""Consecutive heartbeats without an answer after which a process counts as hung."""
+
+MISSED_STOPPED: Final = 2
+"""The same of a process that the kernel says is stopped (SIGSTOP), so not merely slow."""
 
 
 class Child:
@@ -131,14 +135,22 @@ class Child:
             self.kill()
             return
         missed = 0
-        while missed < MISSED:  # a count, not a time: the parent may be stopped itself
+        # A count, not a time: the parent may be stopped itself.
+        while missed < (MISSED_STOPPED if missed and self._is_stopped() else MISSED):
             heard = self._heard
             self.send(Asked(0, "", b""))  # heartbeat: no question has that number
             await asyncio.sleep(HEARTBEAT_S)
             missed = missed + 1 if heard == self._heard else 0
-        silent_s = MISSED * HEARTBEAT_S
+        silent_s = missed * HEARTBEAT_S
         logger.error("process %s has been silent for %g s: it is killed", self.name, silent_s)
         self.kill()
+
+    def _is_stopped(self) -> bool:
+        try:
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return False  # it has ended
+        return state == "T"
 
     async def ended(self) -> int:
         """Wait for its end; return its exit status, 128 plus the number after a signal."""

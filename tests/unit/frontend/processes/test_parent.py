@@ -184,6 +184,7 @@ async def test_one_that_is_stopped_is_killed_and_replaced(
 ) -> None:
     """Clients waited without end for what it had accepted."""
     monkeypatch.setattr(child_module, "HEARTBEAT_S", 0.5)
+    monkeypatch.setattr(child_module, "MISSED", 10_000)  # of one that only does not answer
     monkeypatch.setattr(parent_module, "FIRST_PAUSE_S", 0.01)
     async with parent_here(tmp_path, 0.2) as running:
         ended = asyncio.create_task(running.run())
