@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import Final
 
 from common.backoff import Backoff
-from common.errors import causes
+from common.errors import MmRouterError, causes
 from common.observability import tracing
 
 OURS: Final = ("common", "frontend", "backend_worker", "mmrouter")  # loggers of this project
@@ -126,10 +126,15 @@ class Reserved(logging.Filter):
         elif record.args:
             record.args = {key: _unless_text(each) for key, each in record.args.items()}
         if record.exc_info and isinstance(record.exc_info[1], BaseException):
-            record.exc_text = "".join(
-                f"{''.join(traceback.format_tb(error.__traceback__))}{type(error).__name__}\n"
-                for error in causes(record.exc_info[1])
-            ).rstrip()
+            chain = list(causes(record.exc_info[1]))
+            if any(isinstance(error, MmRouterError) and error.status < 500 for error in chain):
+                # The client's fault, for which vLLM's streams log a trace of 22 lines.
+                record.msg = f"{record.msg} ({', '.join(type(error).__name__ for error in chain)})"
+            else:
+                record.exc_text = "".join(
+                    f"{''.join(traceback.format_tb(error.__traceback__))}{type(error).__name__}\n"
+                    for error in chain
+                ).rstrip()
             record.exc_info = None
         return True
 

@@ -14,6 +14,7 @@ from vllm import logger as vllms_logger
 from vllm.config.logging import LoggingConfig
 
 from common.cli.vllm_command_line import adopt_servers_lines, configure_vllms_logging
+from common.errors import EngineFailedError, MmRouterError, RequestRejectedError
 from common.observability import log_lines
 from common.observability.log_lines import (
     JsonLines,
@@ -209,6 +210,21 @@ def test_of_others_lines_about_a_request_only_numbers_and_places_are_left() -> N
         text = reserved("failed: %s", error, error=error)
     assert "KeyError" in text and "ValueError" in text and __file__ in text
     assert "canary\n" not in text and not text.endswith("canary")
+
+
+@pytest.mark.parametrize("ours", [RequestRejectedError, EngineFailedError])
+def test_a_clients_fault_in_a_stream_is_one_line(ours: type[MmRouterError]) -> None:
+    """vLLM's streams log a trace of whatever ends them."""
+    try:
+        try:
+            raise ours("canary")
+        except MmRouterError as error:
+            raise KeyError from error
+    except KeyError as error:
+        text = reserved("Error in completion stream generator.", error=error)
+    assert ours.__name__ in text
+    assert len(text.splitlines()) == 1 or ours is EngineFailedError
+    assert (__file__ in text) == (ours is EngineFailedError)
 
 
 def test_what_is_about_no_request_is_left_as_it_is() -> None:
