@@ -326,6 +326,10 @@ class Preprocessor:
     def tokenizer(self) -> TokenizerLike | None:
         return self.renderer.tokenizer
 
+    @property
+    def vocabulary_size(self) -> int:
+        return self.model_config.get_vocab_size()
+
     def clear_media(self) -> None:
         """Process all media anew from now on."""
         if self._processing is not None:

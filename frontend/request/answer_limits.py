@@ -34,6 +34,7 @@ each, in the engine's process: 32,000 tokens with 1,000 choices, in 96 KB, kept 
 17 seconds."""
 
 _OF_VOCABULARY: Final = 1 << 19
+"""More tokens than the largest vocabularies have."""
 
 _ENDLESS: Final = 1 << 20
 
@@ -76,17 +77,17 @@ def check_choices(params: object, prompt_tokens: int) -> None:
         )
 
 
-def check_logprobs(params: object, prompt_tokens: int) -> None:
+def check_logprobs(params: object, prompt_tokens: int, vocabulary: int) -> None:
     """Raise RequestRejectedError if a request's calls so far ask for too many log probabilities.
 
     A request for one choice may ask for more: ``max_tokens`` is the rest of the context unless it
-    is set, and most answers are shorter.
+    is set, and most answers are shorter. A count of -1 asks for all tokens of the vocabulary.
     """
     if not isinstance(params, SamplingParams):
         return
     # Each choice repeats them.
-    of_prompt = candidates(params.prompt_logprobs) * prompt_tokens * params.n
-    wanted = candidates(params.logprobs, params.logprob_token_ids)
+    of_prompt = candidates(params.prompt_logprobs, of_all=vocabulary) * prompt_tokens * params.n
+    wanted = candidates(params.logprobs, params.logprob_token_ids, vocabulary)
     of_answer = wanted * params.n * (params.max_tokens or _ENDLESS)
     batch = current_context().find(Batch)
     before = batch.logprobs if batch is not None else 0
@@ -105,9 +106,11 @@ def check_logprobs(params: object, prompt_tokens: int) -> None:
         )
 
 
-def candidates(count: int | None, tokens: list[int] | None = None) -> int:
+def candidates(
+    count: int | None, tokens: list[int] | None = None, of_all: int = _OF_VOCABULARY
+) -> int:
     """Return how many log probabilities each token gets, its own included."""
     if count is None and not tokens:
         return 0
-    most = _OF_VOCABULARY if count == -1 else count or 0
+    most = of_all if count == -1 else count or 0
     return 1 + max(most, len(tokens or ()))

@@ -82,6 +82,10 @@ class PromptProcessor(Protocol):
     def tokenizer(self) -> TokenizerLike | None:
         """The model's; None without one."""
 
+    @property
+    def vocabulary_size(self) -> int:
+        """Tokens that the model can say."""
+
     async def process(
         self,
         prompt: EngineInput,
@@ -264,7 +268,7 @@ class RequestRunner:
                 prompt, request.params, own_id, request.lora_request
             )
         check_choices(request.params, len(processed.token_ids))
-        check_logprobs(request.params, len(processed.token_ids))
+        check_logprobs(request.params, len(processed.token_ids), self._processor.vocabulary_size)
         return processed
 
     async def _hash(self, state: RequestState) -> RoutingRequest:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e import same
 from tests.e2e.conftest import Endpoint
 from tests.pictures import data_uri, picture
 
@@ -172,35 +173,6 @@ def test_tokenize(router: Endpoint, plain: Endpoint) -> None:
     assert ours == theirs
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"n": 3, "seed": 1, "temperature": 1.0},
-        {"seed": 7, "temperature": 0.8, "top_p": 0.9},
-        {"logprobs": True, "top_logprobs": 2},
-        {"stop": ["e"]},
-        {"max_tokens": 1},
-        {"frequency_penalty": 1.0, "presence_penalty": 0.5},
-        {"logit_bias": {"100": 5}},
-        {"prompt_logprobs": 1},
-        {"min_tokens": 5, "ignore_eos": True},
-    ],
-    ids=lambda options: "-".join(options),
-)
-def test_sampling_options(router: Endpoint, plain: Endpoint, options: dict[str, Any]) -> None:
-    body = {"model": "demo", "messages": QUESTION, "max_tokens": 8, "temperature": 0} | options
-    ours, theirs = both(router, plain, "/v1/chat/completions", body)
-    for one, other in zip(ours["choices"], theirs["choices"], strict=True):
-        assert one["message"]["content"] == other["message"]["content"]
-        assert one["finish_reason"] == other["finish_reason"]
-        if one["logprobs"] is not None:
-            assert [t["token"] for t in one["logprobs"]["content"]] == [
-                t["token"] for t in other["logprobs"]["content"]
-            ]
-    assert ours["usage"]["completion_tokens"] == theirs["usage"]["completion_tokens"]
-    assert (ours.get("prompt_logprobs") is None) == (theirs.get("prompt_logprobs") is None)
-
-
 TOOLS: Any = [
     {
         "type": "function",
@@ -243,9 +215,6 @@ def test_forced_tool_calls(router: Endpoint, plain: Endpoint, choice: Any) -> No
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_a_tool_call_is_parsed_out_of_the_text(router: Endpoint, stream: bool) -> None:
-    """The model can't choose to call a tool; a grammar makes it write a call."""
-    arguments = '{"colour": "red"}'
-    call = f'<tool_call>\n{{"name": "paint", "arguments": {arguments}}}\n</tool_call>'
     common: Any = {
         "model": "demo",
         "messages": QUESTION,
@@ -253,7 +222,7 @@ def test_a_tool_call_is_parsed_out_of_the_text(router: Endpoint, stream: bool) -
         "tool_choice": "auto",
         "max_tokens": 200,
         "temperature": 0,
-        "extra_body": {"structured_outputs": {"choice": [call]}},
+        "extra_body": {"structured_outputs": {"choice": [CALL]}},
     }
     if stream:
         name = parsed = ""
@@ -268,7 +237,103 @@ def test_a_tool_call_is_parsed_out_of_the_text(router: Endpoint, stream: bool) -
         name = message.tool_calls[0].function.name
         parsed = message.tool_calls[0].function.arguments
     assert name == "paint"
-    assert json.loads(parsed) == json.loads(arguments)
+    assert json.loads(parsed) == {"colour": "red"}
+
+
+CALL = '<tool_call>\n{"name": "paint", "arguments": {"colour": "red"}}\n</tool_call>'
+"""The model can't choose to call a tool; a grammar makes it write a call."""
+
+SAMPLING: list[dict[str, Any]] = [
+    {},
+    {"n": 3, "seed": 1, "temperature": 1.0},
+    {"seed": 7, "temperature": 0.8, "top_p": 0.9, "top_k": 5, "min_p": 0.05},
+    {"use_beam_search": True, "n": 2, "max_tokens": 3},
+    {"logprobs": 2, "return_token_ids": True, "stop": ["e"], "prompt_logprobs": 1},
+    {"logprobs": 1, "return_tokens_as_token_ids": True},
+    {"logprobs": 30},
+    {"echo": True},
+    {"stop": ["e", "the"], "include_stop_str_in_output": True, "min_tokens": 3},
+    {"stop_token_ids": [100], "logit_bias": {"100": 100}, "include_stop_str_in_output": True},
+    {"max_tokens": 0},
+    {"frequency_penalty": 1.0, "presence_penalty": 0.5, "repetition_penalty": 1.2},
+    {"bad_words": ["a", "e"], "ignore_eos": True, "skip_special_tokens": False},
+    {"allowed_token_ids": [10, 11]},
+    {"allowed_token_ids": []},
+    {"structured_outputs": {"regex": "[0-9]{3}-[a-z]{2}"}},
+    {"structured_outputs": {"regex": "("}},
+    {"response_format": {"type": "json_object"}},
+    {"truncate_prompt_tokens": 5, "truncation_side": "left", "cache_salt": "same"},
+    {"priority": 1},
+    {"stream_interval": 4, "request_id": "same", "kv_transfer_params": {"a": 1}},
+    {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+]
+CHATS: list[dict[str, Any]] = [
+    {"tools": TOOLS, "tool_choice": "required", "max_tokens": 100},
+    {"tools": TOOLS, "tool_choice": "required", "max_tokens": 6, "n": 2, "temperature": 1.0},
+    {"tools": TOOLS, "structured_outputs": {"choice": [f"Yes. {CALL}\n{CALL}"]}, "logprobs": True},
+    {"tools": TOOLS, "structured_outputs": {"choice": [CALL]}, "return_token_ids": True},
+    {"messages": picture_question("same"), "prompt_logprobs": 1, "return_token_ids": True},
+    {"messages": [*QUESTION, {"role": "assistant", "content": "It"}],
+     "add_generation_prompt": False, "continue_final_message": True},
+    {"return_prompt_text": True, "return_token_offsets": True, "logprobs": True},
+    {"model": "other"},
+]  # fmt: skip
+PROMPTS: list[dict[str, Any]] = [
+    {"prompt": ["a b", "c d"]},
+    {"prompt": ["a b", "c d"], "n": 2, "seed": 1, "temperature": 1.0, "logprobs": 1},
+    {"prompt": [[5, 6, 7]], "echo": True, "max_tokens": 0, "logprobs": 2},
+    {"prompt": ["a b", "c d"], "echo": True, "logprobs": 1, "return_token_ids": True},
+]
+INPUTS: list[dict[str, Any]] = [
+    {"instructions": "Be kind."},
+    {"include": ["message.output_text.logprobs"], "top_logprobs": 2},
+    {"tools": [{"type": "function", **TOOLS[0]["function"]}], "tool_choice": "required",
+     "max_output_tokens": 100},
+    {"text": {"format": {"type": "json_object"}}},
+]  # fmt: skip
+MESSAGES: list[dict[str, Any]] = [
+    {"system": [{"type": "text", "text": "Be kind."}], "stop_sequences": ["e"]},
+    {"tools": [{"name": "paint", "input_schema": TOOLS[0]["function"]["parameters"]}],
+     "tool_choice": {"type": "auto"}},
+]  # fmt: skip
+
+
+def of_chats(options: dict[str, Any]) -> dict[str, Any]:
+    """The same options of a chat, which names candidates in another way."""
+    if isinstance(count := options.get("logprobs"), int) and not isinstance(count, bool):
+        options = options | {"logprobs": True, "top_logprobs": count}
+    return options
+
+
+ASKED: dict[str, list[dict[str, Any]]] = {
+    "/v1/chat/completions": [
+        {"messages": QUESTION, "max_tokens": 8} | of_chats(each) for each in [*SAMPLING, *CHATS]
+    ],
+    "/v1/completions": [
+        {"prompt": "Once upon a time", "max_tokens": 8} | each for each in [*SAMPLING, *PROMPTS]
+    ],
+    "/v1/responses": [{"input": "Hello", "max_output_tokens": 8} | each for each in INPUTS],
+    "/v1/messages": [{"messages": QUESTION, "max_tokens": 8} | each for each in MESSAGES],
+    "/inference/v1/generate": [
+        {"token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 4, "temperature": 0} | each}
+        for each in ({}, {"logprobs": 1, "prompt_logprobs": 1}, {"seed": 1, "temperature": 1.0})
+    ],
+}
+
+
+@pytest.mark.parametrize("path", ASKED)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_all_that_an_answer_says_is_what_a_plain_vllm_says(
+    router: Endpoint, plain: Endpoint, path: str, stream: bool, subtests: pytest.Subtests
+) -> None:
+    for body in ASKED[path]:
+        asked = {"model": "demo", "temperature": 0, "stream": stream} | body
+        if path == "/inference/v1/generate":
+            del asked["temperature"]
+        if not stream:
+            asked.pop("stream_options", None)
+        with subtests.test(str(body)[:200]):
+            same.compare(router, plain, path, asked)
 
 
 def test_structured_outputs(router: Endpoint, plain: Endpoint) -> None:

@@ -43,6 +43,7 @@ class Monitored:
         )
 
     tokenizer = None
+    vocabulary_size = 1000
 
     async def process(self, *_: object) -> ProcessedPrompt:
         """Some tokens, whatever is asked."""

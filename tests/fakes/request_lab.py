@@ -80,6 +80,7 @@ class Lab:
         self.media: list[MediaItem] = []
         self.render: Render = no_rendering
         self.tokenizer = tokenizer()
+        self.vocabulary_size = len(self.tokenizer)
 
         self.fleet = Connected(self.links)
         self.runner = RequestRunner(self, self.fleet, self.router, self.media_sender, settings)

@@ -18,6 +18,9 @@ from frontend.request.batches import Batch
 from frontend.request_context import current_context
 from tests.unit.frontend.http.asking import asking
 
+LARGE = 152_000
+"""Tokens of a large vocabulary."""
+
 
 @pytest.fixture(autouse=True)
 def batch() -> Iterator[Batch]:
@@ -41,7 +44,7 @@ def batch() -> Iterator[Batch]:
 )
 def test_too_many_are_refused(params: SamplingParams, tokens: int) -> None:
     with pytest.raises(RequestRejectedError, match=f"more than {MAX_LOGPROBS} log probabilities"):
-        check_logprobs(params, tokens)
+        check_logprobs(params, tokens, LARGE)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +59,7 @@ def test_too_many_are_refused(params: SamplingParams, tokens: int) -> None:
     ],
 )
 def test_others_pass(params: SamplingParams | PoolingParams, tokens: int) -> None:
-    check_logprobs(params, tokens)
+    check_logprobs(params, tokens, LARGE)
 
 
 def test_choices_repeat_their_prompts_within_a_limit() -> None:
@@ -69,25 +72,34 @@ def test_choices_repeat_their_prompts_within_a_limit() -> None:
 
 def test_those_of_all_prompts_of_a_request_count() -> None:
     params = SamplingParams(prompt_logprobs=20, max_tokens=1)
-    check_logprobs(params, 5000)
+    check_logprobs(params, 5000, LARGE)
     with pytest.raises(RequestRejectedError, match="log probabilities"):
-        check_logprobs(params, 5000)
+        check_logprobs(params, 5000, LARGE)
 
 
 def test_many_prompts_are_no_way_to_many_choices() -> None:
     params = SamplingParams(logprobs=20, max_tokens=6000)
-    check_logprobs(params, 3)
+    check_logprobs(params, 3, LARGE)
     with pytest.raises(RequestRejectedError, match="log probabilities"):
-        check_logprobs(params, 3)
+        check_logprobs(params, 3, LARGE)
 
 
 def test_a_request_without_any_is_not_refused_for_another_one() -> None:
-    check_logprobs(SamplingParams(logprobs=20, max_tokens=130_000), 3)
-    check_logprobs(SamplingParams(), 3)
+    check_logprobs(SamplingParams(logprobs=20, max_tokens=130_000), 3, LARGE)
+    check_logprobs(SamplingParams(), 3, LARGE)
 
 
 def test_what_is_kept_until_its_end_may_have_fewer_than_a_stream() -> None:
     whole = SamplingParams(logprobs=20, max_tokens=60_000)
     whole.output_kind = RequestOutputKind.FINAL_ONLY
     with pytest.raises(RequestRejectedError, match=f"more than {MAX_OF_ONE} log probabilities"):
-        check_logprobs(whole, 3)
+        check_logprobs(whole, 3, LARGE)
+
+
+def test_all_of_a_vocabulary_are_as_many_as_it_has() -> None:
+    """They counted as half a million for each token, so that two were too many."""
+    whole = SamplingParams(logprobs=-1, prompt_logprobs=-1, max_tokens=6)
+    whole.output_kind = RequestOutputKind.FINAL_ONLY
+    check_logprobs(whole, 100, 1000)
+    with pytest.raises(RequestRejectedError, match=f"more than {MAX_LOGPROBS} log probabilities"):
+        check_logprobs(whole, 3, LARGE)
