@@ -5,12 +5,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Final, Literal, NamedTuple
 
 from pydantic.fields import FieldInfo
 
 from common.cli.flag_settings import FlagSettings, add_all
-from common.cli.known_flags import Flag, KnownFlags, Number
+from common.cli.known_flags import SHELLS, KnownFlags, Number
 from common.cli.vllm_command_line import VllmParser
 from common.cli.vllm_flags import ENGINE_AT_FRONTEND, SERVER, SERVER_AT_WORKER, SERVER_REFUSED
 from common.vllm_compat import engine_arguments
@@ -38,6 +38,14 @@ _LONGEST_METAVAR: Final = 60
 _WIDTH: Final = 96
 
 
+class Completed(NamedTuple):
+    """How a shell completes a flag and its value."""
+
+    help: str = ""
+    takes: Literal["nothing", "text", "file", "directory"] = "text"
+    choices: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Command:
     """How a command is called, and what is said of it.
@@ -62,8 +70,8 @@ def make_table(
     groups: Sequence[type[FlagSettings]],
     add_vllms: Callable[[VllmParser], object],
     refusal: Callable[[str], str | None],
-) -> KnownFlags:
-    """Return what is known of a command's flags.
+) -> tuple[KnownFlags, dict[str, Completed]]:
+    """Return what is known of a command's flags, and those that shells complete.
 
     Args:
         groups: our flags.
@@ -96,7 +104,7 @@ def make_table(
         if field.annotation in (int, float) and name not in group.variables
     }
     first = [("needed first", [by_flag[flag] for flag in command.first])]
-    return KnownFlags(
+    table = KnownFlags(
         prog=command.prog,
         help=_help(command, first, own),
         help_all=_help(command, _by_group(groups, ours, taken), own),
@@ -105,8 +113,8 @@ def make_table(
         choices={flag: [str(each) for each in kind] for flag, _, kind in chosen},
         variables={flag: variable for flag, variable, _ in chosen} | dict(numbers.keys()),
         numbers={flag: number for (flag, _), number in numbers.items()},
-        completed=_completed((*ours.actions, *taken), own),
     )
+    return table, _completed((*ours.actions, *taken), own)
 
 
 def _number(field: FieldInfo) -> Number:
@@ -187,25 +195,27 @@ def _add_plain(group: argparse._ArgumentGroup, action: argparse.Action) -> None:
     )
 
 
-def _completed(actions: Iterable[argparse.Action], own: dict[str, str]) -> dict[str, Flag]:
-    shells = Flag(OWN["--completion"], choices=("bash", "zsh", "fish"))
-    found = {flag: Flag(text, "nothing") for flag, text in own.items()} | {"--completion": shells}
+def _completed(actions: Iterable[argparse.Action], own: dict[str, str]) -> dict[str, Completed]:
+    shells = Completed(OWN["--completion"], choices=SHELLS)
+    found = {flag: Completed(text, "nothing") for flag, text in own.items()} | {
+        "--completion": shells
+    }
     for action in actions:
         if action.help != argparse.SUPPRESS:
             found = {flag: _flag(action) for flag in action.option_strings} | found
     return found
 
 
-def _flag(action: argparse.Action) -> Flag:
+def _flag(action: argparse.Action) -> Completed:
     text = " ".join((action.help or "").replace("%%", "%").split())
     text = re.sub(r"[^\w ,.;/()+-]", "", text)[:_LONGEST_HELP]
     if action.nargs == 0:
-        return Flag(text, "nothing")
+        return Completed(text, "nothing")
     if any(map(_FILE.search, action.option_strings)):
-        return Flag(text, "file")
+        return Completed(text, "file")
     if any(map(_DIRECTORY.search, action.option_strings)):
-        return Flag(text, "directory")
-    return Flag(text, choices=tuple(_choices(action)))
+        return Completed(text, "directory")
+    return Completed(text, choices=tuple(_choices(action)))
 
 
 def _choices(action: argparse.Action) -> list[str]:

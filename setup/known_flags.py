@@ -6,11 +6,13 @@ With ``--check`` it writes none, and ends with status 1 if they would be others.
 """
 
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from common.cli.known_flags import KnownFlags, Number, file_of
+from common.cli.known_flags import Number, table_file
 from common.vllm_compat.preflight import use_cpu_only
 
 # Flags that people need first, in the order of the help.
@@ -27,8 +29,8 @@ _WORKER_FIRST: Final = (
 )  # fmt: skip
 
 
-def tables() -> dict[str, KnownFlags]:
-    """Return what the files have to say, by command."""
+def made() -> Iterator[tuple[Path, bytes]]:
+    """Yield each file, and what it has to say."""
     use_cpu_only()
     sys.argv = ["known_flags", "--help"]  # or vLLM leaves out what its flags are for
     from vllm.reasoning import ReasoningParserManager
@@ -36,9 +38,10 @@ def tables() -> dict[str, KnownFlags]:
 
     import backend_worker.args as worker
     import frontend.args as frontend
+    from setup.completion import scripts
     from setup.flag_table import Command, make_table
 
-    front = make_table(
+    front, of_frontend = make_table(
         Command(
             frontend.PROG,
             "[flags]",
@@ -54,29 +57,29 @@ def tables() -> dict[str, KnownFlags]:
         "--tool-call-parser": sorted(ToolParserManager.list_registered()),
         "--reasoning-parser": sorted(ReasoningParserManager.list_registered()),
     }
-    usage = "MODEL [flags]"
-    return {
-        "frontend": msgspec.structs.replace(
-            front,
-            parsers=parsers,
-            numbers=front.numbers | {"--port": Number(whole=True, ge=0, le=65535)},
-        ),
-        "worker": make_table(
-            Command(worker.PROG, usage, worker.ABOUT, _WORKER_FIRST),
-            worker.GROUPS,
-            worker.add_vllms,
-            worker.refusal_at_worker,
-        ),
-    }
+    front = msgspec.structs.replace(
+        front,
+        parsers=parsers,
+        numbers=front.numbers | {"--port": Number(whole=True, ge=0, le=65535)},
+    )
+    back, of_worker = make_table(
+        Command(worker.PROG, "MODEL [flags]", worker.ABOUT, _WORKER_FIRST),
+        worker.GROUPS,
+        worker.add_vllms,
+        worker.refusal_at_worker,
+    )
+    for command, table in (("frontend", front), ("worker", back)):
+        text = msgspec.json.format(msgspec.json.encode(table, order="deterministic")) + b"\n"
+        yield table_file(command, "json"), text
+    for shell, script in scripts(of_frontend, of_worker).items():
+        yield table_file("mmrouter", shell), script.encode()
 
 
 def main(argv: list[str]) -> None:
-    for command, table in tables().items():
-        made = msgspec.json.format(msgspec.json.encode(table, order="deterministic")) + b"\n"
-        file = file_of(command)
+    for file, text in made():
         if argv != ["--check"]:
-            file.write_bytes(made)
-        elif not file.exists() or file.read_bytes() != made:
+            file.write_bytes(text)
+        elif not file.exists() or file.read_bytes() != text:
             sys.exit(f"{file}: make docs")
 
 

@@ -1,7 +1,7 @@
 """Answer version, help and unknown flags without importing vLLM, which takes seconds.
 
-Help, all flag names and their completion are in one file per command and supported vLLM version,
-made by ``setup/known_flags.py``.
+Help and all flag names are in one file per command and supported vLLM version, and the scripts for
+completion in one per shell, made by ``setup/known_flags.py``.
 """
 
 import importlib.util
@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Final, Literal, NoReturn, Self
+from typing import Annotated, Final, NoReturn, Self
 
 import msgspec
 from pydantic import Field, TypeAdapter, ValidationError
 
-from common.aio.processes import python_command
 from common.cli.command_line import ConfigSettings, Names, value_of
 from common.cli.flag_settings import ConfigFile, is_empty, unknown
 from common.errors import ConfigurationError
@@ -24,8 +23,8 @@ from common.extensions import ROUTER_MODES, names_of
 
 _PLUGINS: Final = "vllm.general_plugins"
 
-COMPLETION: Final = "common.launcher.completion"
-"""Module that prints what a shell needs; it knows all commands."""
+SHELLS: Final = ("bash", "zsh", "fish")
+"""Shells with completion by TAB."""
 
 
 class Number(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -48,14 +47,6 @@ class Number(msgspec.Struct, frozen=True, omit_defaults=True):
         return None
 
 
-class Flag(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a shell completes a flag and its value."""
-
-    help: str = ""
-    takes: Literal["nothing", "text", "file", "directory"] = "text"
-    choices: tuple[str, ...] = ()
-
-
 class KnownFlags(msgspec.Struct, frozen=True):
     """Flags of one command and one version of vLLM.
 
@@ -68,7 +59,6 @@ class KnownFlags(msgspec.Struct, frozen=True):
         numbers: those of our flags that take one.
         variables: the environment variable of each flag in ``choices`` and ``numbers``.
         parsers: names of vLLM's parsers, by flag.
-        completed: flags that shells complete.
     """
 
     prog: str
@@ -78,7 +68,6 @@ class KnownFlags(msgspec.Struct, frozen=True):
     refused: dict[str, str]
     choices: dict[str, list[str]]
     variables: dict[str, str]
-    completed: dict[str, Flag]
     parsers: dict[str, list[str]] = {}
     numbers: dict[str, Number] = {}
 
@@ -86,7 +75,7 @@ class KnownFlags(msgspec.Struct, frozen=True):
     def of(cls, command: str) -> Self | None:
         """Load the flags of ``frontend`` or ``worker``; None for an unsupported vLLM."""
         try:
-            return msgspec.json.decode(file_of(command).read_bytes(), type=cls)
+            return msgspec.json.decode(table_file(command, "json").read_bytes(), type=cls)
         except FileNotFoundError:
             return None
 
@@ -201,8 +190,19 @@ def _answer(argv: Sequence[str], known: KnownFlags) -> None:
     if any(word.startswith("--help=") for word in argv):
         raise ConfigurationError("--help takes nothing, or all")
     if argv[:1] == ["--completion"]:
-        words = [*python_command(COMPLETION), *argv[1:]]
-        os.execv(words[0], words)
+        print_completion(argv[1:])
+
+
+def print_completion(shells: Sequence[str]) -> NoReturn:
+    """Print the script for a shell, and exit: with status 2 if it is another one."""
+    shell = "".join(shells)
+    if shell not in SHELLS:
+        print(f"mmrouter: error: --completion takes one of {', '.join(SHELLS)}", file=sys.stderr)
+        sys.exit(2)
+    script = table_file("mmrouter", shell)
+    if not script.exists():
+        sys.exit(f"mmrouter: error: vLLM {installed_vllm()} is installed, which is not supported")
+    _print(script.read_text().rstrip())
 
 
 def _print(text: str) -> NoReturn:
@@ -210,9 +210,10 @@ def _print(text: str) -> NoReturn:
     sys.exit()
 
 
-def file_of(command: str) -> Path:
+def table_file(name: str, kind: str) -> Path:
+    """Return the place of a generated file for the installed vLLM."""
     folder = Path(__file__).with_name("tables")
-    return folder / f"{command}-{installed_vllm().partition('+')[0]}.json"
+    return folder / f"{name}-{installed_vllm().partition('+')[0]}.{kind}"
 
 
 def installed_vllm() -> str:

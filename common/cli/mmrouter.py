@@ -5,7 +5,7 @@ import sys
 from typing import Final
 
 from common.aio.processes import python_command
-from common.cli.known_flags import COMPLETION, version_line
+from common.cli.known_flags import print_completion, version_line
 
 MODULES: Final = {
     "frontend": ("frontend", (), "serve OpenAI's API in front of workers"),
@@ -34,8 +34,10 @@ _HELP: Final = "\n".join(
 def main() -> None:
     """Replace this process by the module of a command. Exit status 2 for an unknown command."""
     command, *flags = sys.argv[1:] or ["--help"]
-    if command in MODULES or command == "--completion":
-        module, before, _ = MODULES.get(command, (COMPLETION, (), ""))
+    if command == "--completion":
+        print_completion(flags)
+    if command in MODULES:
+        module, before, _ = MODULES[command]
         words = [*python_command(module), *before, *flags]
         os.execv(words[0], words)
     if command in ("-h", "--help", "--version"):

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from common.cli.known_flags import SHELLS, table_file
 from common.cli.mmrouter import MODULES
-from common.launcher.completion import SCRIPTS, commands
+from setup.completion import OF_STATUS
 from tests.by_version import since_033
 
 NO = since_033("--disable-", "--no-enable-")
@@ -24,8 +25,8 @@ BASH, ZSH, FISH = map(shutil.which, ("bash", "zsh", "fish"))
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with one for each shell."""
     path: Path = tmp_path_factory.mktemp("completion")
-    for shell, make in SCRIPTS.items():
-        (path / shell).write_text(make(commands()) + "\n")
+    for shell in SHELLS:
+        shutil.copy(table_file("mmrouter", shell), path / shell)
     return path
 
 
@@ -58,7 +59,7 @@ def test_bash_offers_commands_flags_values_and_files(scripts: Path, tmp_path: Pa
         assert offered(scripts, *names, "--port", "80", "--router-mode", "r") == ["round-robin"]
         assert offered(scripts, *names, "--router-mode", "=", "r") == ["round-robin"]
         assert {"kv", "round-robin"} <= {*offered(scripts, *names, "--router-mode", "=")}
-        assert offered(scripts, *names, "--completion", "") == [*SCRIPTS]
+        assert offered(scripts, *names, "--completion", "") == [*SHELLS]
         key = offered(scripts, *names, "--fleet-key-file", "my", within=tmp_path)
         assert key == ["my fleet.key"]
     for names in (["mmrouter", "worker"], ["mmrouter-worker"]):
@@ -126,7 +127,7 @@ def test_fish_offers(scripts: Path, line: str, offers: str) -> None:
 def test_each_flag_of_status_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     command = [sys.executable, "-m", "common.launcher.status", "--help"]
     said = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
-    assert all(flag in said for flag in commands()["status"])
+    assert all(flag in said for flag in OF_STATUS)
 
 
 @pytest.mark.parametrize(

@@ -1,39 +1,43 @@
 """Completion by TAB of ``mmrouter`` and its old names, for three shells."""
 
 import shlex
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from common.cli.known_flags import Flag
 from common.cli.mmrouter import MODULES
-from common.errors import ConfigurationError
-from common.launcher.options import OPTIONS, known_flags
+from common.launcher.options import OPTIONS
+from setup.flag_table import Completed
 
-Commands = Mapping[str, Mapping[str, Flag]]
+Commands = Mapping[str, Mapping[str, Completed]]
 """Flags of each command."""
 
 _OLD_NAMES: Final = {"mmrouter-frontend": "frontend", "mmrouter-worker": "worker"}
 
-_FILE: Final = Flag(takes="file")
-_OF_STATUS: Final = {"--url": Flag(), "--admin-key-file": _FILE, "--ca-file": _FILE}
+OF_STATUS: Final = {
+    "--url": Completed(),
+    "--admin-key-file": Completed(takes="file"),
+    "--ca-file": Completed(takes="file"),
+}
 
 
-def commands() -> Commands:
-    """Return the flags of all commands. Raises ConfigurationError: vLLM is not supported."""
-    frontend, worker = (known_flags(name).completed for name in ("frontend", "worker"))
+def scripts(
+    frontend: Mapping[str, Completed], worker: Mapping[str, Completed]
+) -> Mapping[str, str]:
+    """Return the script of each shell, from the flags of the two large commands."""
     own = {
-        flag: Flag(text, "text" if metavar else "nothing")
+        flag: Completed(text, "text" if metavar else "nothing")
         for flag, (_, metavar, text) in OPTIONS.items()
     }
-    return {
+    own["--run-dir"] = Completed(OPTIONS["--run-dir"][2], "directory")
+    known = {
         "frontend": frontend,
         "worker": worker,
-        "up": worker | frontend | own | {"--run-dir": Flag(OPTIONS["--run-dir"][2], "directory")},
+        "up": {**worker, **frontend, **own},
         "doctor": frontend,
-        "status": _OF_STATUS,
+        "status": OF_STATUS,
         "fleet-key": {},
     }
+    return {"bash": _bash(known) + "\n", "zsh": _zsh(known) + "\n", "fish": _fish(known) + "\n"}
 
 
 _BASH: Final = r"""# Completion of mmrouter. In ~/.bashrc: source <(mmrouter --completion bash)
@@ -177,7 +181,7 @@ def _filled(template: str, **parts: str) -> str:
 
 
 def _fish(known: Commands) -> str:
-    takers: dict[tuple[str, Flag], list[str]] = {}
+    takers: dict[tuple[str, Completed], list[str]] = {}
     for command, flags in known.items():
         for flag, said in flags.items():
             takers.setdefault((flag, said), []).append(command)
@@ -201,29 +205,10 @@ def _fish(known: Commands) -> str:
     )
 
 
-def _fish_option(flag: str, said: Flag) -> str:
+def _fish_option(flag: str, said: Completed) -> str:
     how = {"file": "-r -F", "directory": "-x -a '(__fish_complete_directories)'", "nothing": ""}
     value = how.get(said.takes, "-x")
     if said.choices:
         value = f"-x -a {shlex.quote(words_of(said.choices))}"
     name = f"-l {flag[2:]}" if flag.startswith("--") else f"-o {flag[1:]}"
     return f"{name} {value} -d {shlex.quote(said.help)}"
-
-
-SCRIPTS: Final = {"bash": _bash, "zsh": _zsh, "fish": _fish}
-
-
-def main() -> None:
-    """Print the script for the shell that is named. Exit status 2 for another one."""
-    shell = "".join(sys.argv[1:])
-    if shell not in SCRIPTS:
-        print(f"mmrouter: error: --completion takes one of {', '.join(SCRIPTS)}", file=sys.stderr)
-        sys.exit(2)
-    try:
-        print(SCRIPTS[shell](commands()))
-    except ConfigurationError as error:
-        sys.exit(f"mmrouter: error: {error}")
-
-
-if __name__ == "__main__":
-    main()
