@@ -21,13 +21,6 @@ MAX_URLS: Final = 10_000
 
 
 @dataclass(frozen=True)
-class CacheStatistics:
-    contents: int
-    bytes_used: int
-    budget_bytes: int
-
-
-@dataclass(frozen=True)
 class _Entry:
     content: Content
     nbytes: int
@@ -41,9 +34,6 @@ class MediaCache:
         """``budget_bytes`` limits encoded and decoded media together; 0 keeps nothing."""
         self._budget = budget_bytes
         self._entries: Lru[Digest, _Entry] = Lru(budget_bytes, lambda entry: entry.nbytes)
-
-    def statistics(self) -> CacheStatistics:
-        return CacheStatistics(len(self._entries), self._entries.weight, self._budget)
 
     def content(self, digest: Digest) -> Content | None:
         entry = self._entries.peek(digest)

@@ -25,7 +25,7 @@ from common.media.picture_strips import LARGE
 from common.observability.telemetry import MEDIA_DECODES, MEDIA_FETCHED_BYTES, MEDIA_FETCHES, stage
 from common.observability.watchdog import allow
 from frontend.fetch.allowance import HeldBytes, RequestAllowance, current_allowance
-from frontend.fetch.cache import CacheStatistics, EntityTags, MediaCache
+from frontend.fetch.cache import EntityTags, MediaCache
 from frontend.fetch.content import Content, Digest, decoding_mode
 from frontend.fetch.data_url import has_scheme, is_data_url, read_data_url
 from frontend.fetch.decoded import holder, own_copy, processing_weight
@@ -57,13 +57,6 @@ _FRAMES: Final = 25
 """The same for a frame of a film: its codec keeps 17, of up to six bytes a pixel."""
 
 
-@dataclass(frozen=True)
-class LoaderStatistics:
-    fetching: int
-    decoding: int
-    cache: CacheStatistics
-
-
 class MediaLoader:
     """Loads media for all requests of a frontend. Belongs to the event loop that it is made on.
 
@@ -80,14 +73,13 @@ class MediaLoader:
         *,
         http: HttpFetcher | None = None,
         pool: Executor | None = None,
-        budgets: MediaBudgets | None = None,
     ) -> None:
         """The other parts are made here unless given; the pool has as many threads as vLLM's. A
         cache of 0 bytes keeps nothing.
         """
         self.policy = policy
         self.defers = False
-        self.budgets = budgets or MediaBudgets.of(policy)
+        self.budgets = MediaBudgets.of(policy)
         self._http = HttpFetcher(policy) if http is None else http
         self._own_pool = WatchedThreads(
             "media", envs.VLLM_MEDIA_LOADING_THREAD_COUNT, policy.decode_timeout_s
@@ -98,9 +90,6 @@ class MediaLoader:
         own = (RequestLimitError,)
         self._fetches: SingleFlight[Content] = SingleFlight(not_shared=own)
         self._decodes: SingleFlight[tuple[Any, bool]] = SingleFlight(not_shared=own)
-
-    def statistics(self) -> LoaderStatistics:
-        return LoaderStatistics(len(self._fetches), len(self._decodes), self._cache.statistics())
 
     async def load(self, url: str, media_io: MediaIO[Any]) -> Any:
         """Fetch and decode a medium, which is then the caller's alone.

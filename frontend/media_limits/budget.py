@@ -95,10 +95,6 @@ class Copies:
         self._waiting: deque[object] = deque()
         self._changed = threading.Condition()
 
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
     @contextmanager
     def share(self, amount: int) -> Iterator[None]:
         """Hold a share; block for it in FIFO order. Raises OverloadedError (429) on a time-out."""

@@ -30,7 +30,8 @@ class DirectEvents:
     def __init__(self, write: Callable[[bytes], bool]) -> None:
         """``write`` sends a piece of the answer at once; False if that is impossible."""
         self._write: Callable[[bytes], bool] | None = write
-        self._sent_at = 0.0
+        self.sent_at = 0.0
+        """``time.monotonic`` of the last event; 0 before the first."""
         self._allowed = self._skips_empty = False
         self._takes_text: Callable[[], bool] | None = None
         self._calls = 0
@@ -52,11 +53,6 @@ class DirectEvents:
         """Return whether the outputs of an engine call may become events: of the only call."""
         self._calls += 1
         return self._calls == 1
-
-    @property
-    def sent_at(self) -> float:
-        """``time.monotonic`` of the last event; 0 before the first."""
-        return self._sent_at
 
     def close(self) -> None:
         """End with the HTTP request: its context may live on, with connections that it opened."""
@@ -84,7 +80,7 @@ class DirectEvents:
         """Send a piece of the answer that vLLM's server has written; return whether it was sent."""
         sent = self._write is not None and self._write(piece)
         if sent:
-            self._sent_at = time.monotonic()
+            self.sent_at = time.monotonic()
         return sent
 
     def send(self, text: str, tokens: int) -> bool:

@@ -107,22 +107,12 @@ class DecisionLog:
 
     def __init__(self, capacity: int = 1000) -> None:
         self._decisions: deque[Decision] = deque(maxlen=capacity)
-        self._by_id: dict[RequestId, Decision] = {}
 
     def __len__(self) -> int:
         return len(self._decisions)
 
     def add(self, decision: Decision) -> None:
-        if len(self._decisions) == self._decisions.maxlen:
-            oldest = self._decisions[0]
-            # A migrated request is decided again under its id: keep the later entry.
-            if self._by_id.get(oldest.request_id) is oldest:
-                del self._by_id[oldest.request_id]
         self._decisions.append(decision)
-        self._by_id[decision.request_id] = decision
-
-    def get(self, request_id: RequestId) -> Decision | None:
-        return self._by_id.get(request_id)
 
     def find(self, response_id: str) -> list[Decision]:
         """Return the decisions for an API response, oldest first: a response may have several

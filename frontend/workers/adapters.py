@@ -11,7 +11,7 @@ from typing import Final
 from vllm.lora.request import LoRARequest
 
 from common.identity import WorkerId
-from common.request_plane.card import Adapter, WorkerCard
+from common.request_plane.card import Adapter
 from frontend.router import LoraKey
 
 logger = logging.getLogger(__name__)
@@ -47,9 +47,6 @@ class Adapters:
         self._reserved = frozenset(names)
         for name in self._reserved:
             self.requests.pop(name, None)
-
-    def joined(self, card: WorkerCard) -> None:
-        self.changed(card.worker_id, card.adapters)
 
     def changed(self, worker_id: WorkerId, adapters: Sequence[Adapter]) -> None:
         """Replace the adapters of a serving worker."""

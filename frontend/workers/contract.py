@@ -46,10 +46,6 @@ class Contract:
         self._card: asyncio.Future[WorkerCard] = asyncio.get_running_loop().create_future()
 
     @property
-    def settled(self) -> bool:
-        return self._card.done()
-
-    @property
     def first(self) -> WorkerCard | None:
         return self._card.result() if self._card.done() else None
 

@@ -213,10 +213,6 @@ class Keeper:
         self._turns = Turns()
         self._context = frontend_context(key)
 
-    @property
-    def tasks(self) -> int:
-        return len(self._tasks)
-
     def add(self, member: Member) -> None:
         self._members.add(member)
         keeping = supervise("worker keeper", lambda: self._keep(member), first_pause_s=RECONNECT_S)

@@ -23,7 +23,7 @@ from common.observability.telemetry import (
     TENSOR_BYTES,
     UNDECODABLE_MESSAGES,
 )
-from common.transfer.arena import Arena, ArenaAccess, ArenaStatistics, reap_orphans
+from common.transfer.arena import Arena, ArenaAccess, reap_orphans
 from common.transfer.base import MediaHandle, MmKwargsSender
 from common.transfer.handshake import TransferOffer, TransferReply, namespace, parse_reply
 from common.transfer.metadata import Transport
@@ -71,7 +71,7 @@ class MediaSender:
         """Send all inline without an arena. Networks default to this host only. Raises
         ConfigurationError if the only allowed transport is unavailable.
         """
-        self._arena = arena
+        self.arena = arena
         self._mode = mode
         self._senders = SenderSet(senders(arena, mode))
         self._workers: dict[WorkerId, ReachedWorker] = {}
@@ -210,21 +210,14 @@ class MediaSender:
         send = partial(self._senders.send, choice, mm_hash, media.item)
         return await made_in_thread(send, MediaHandle.release)
 
-    @property
-    def arena(self) -> ArenaAccess | None:
-        return self._arena
-
-    def statistics(self) -> ArenaStatistics | None:
-        return None if self._arena is None else self._arena.statistics()
-
     def close(self) -> None:
         """Remove the arena. Workers that still read keep their mapping."""
         self._closed = True
         if self._offering is not None:
             self._offering.cancel()
         self._senders.close()
-        if self._arena is not None:
-            self._arena.close()
+        if self.arena is not None:
+            self.arena.close()
 
     def _begin(self, sender: MmKwargsSender) -> None:
         self.started[sender.transport] = sender

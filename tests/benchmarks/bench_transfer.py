@@ -395,7 +395,7 @@ class Worker:
     async def attach(self) -> None:
         offer = ArenaOffer.model_validate(self.offers["shm"])
         await self.shm.attach(offer)
-        self.shm.mapping(offer.name).prefault()
+        pages.populate(self.shm.mapping(offer.name).memory, for_writing=False)
         if self.offers["nixl"] is not None:
             self.nixl = NixlReceiver(NETWORK)
             served = NixlOffer.model_validate(self.offers["nixl"])

@@ -11,8 +11,6 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from common.errors import ArenaFullError, ArenaUnavailableError
 from common.identity import MmHash
@@ -157,17 +155,6 @@ class Arena(ArenaAccess):
             self._memory = memoryview(b"")
             self._changed.notify_all()
         self._unlink()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _unlink(self) -> None:
         # The file first: a reaper that gets the lock afterwards finds nothing to remove.

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Final
 
 from common.errors import ArenaUnavailableError, CorruptSegmentError
-from common.transfer import pages
 from common.transfer.arena.layout import (
     NAME_PATTERN,
     SEGMENT_ALIGNMENT,
@@ -160,10 +159,6 @@ class ArenaMapping:
             os.close(descriptor)
         check_head(memory, offer)
         return cls(offer, memory)
-
-    def prefault(self) -> None:
-        """Map all pages now. For a thread: takes about 0.1 s per GB."""
-        pages.populate(self.memory, for_writing=False)
 
     def segment(self, offset: int, length: int) -> memoryview:
         """Return the segment at an offset in the arena. Raises CorruptSegmentError: impossible."""

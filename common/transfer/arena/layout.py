@@ -107,10 +107,6 @@ class EncodedItem:
     envelope: bytes
     buffers: list[memoryview]
 
-    @property
-    def nbytes(self) -> int:
-        return len(self.envelope) + sum(buffer.nbytes for buffer in self.buffers)
-
 
 @dataclass(frozen=True)
 class SegmentLayout:

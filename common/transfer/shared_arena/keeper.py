@@ -187,10 +187,6 @@ class ArenaKeeper:
         self._making_room: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    @property
-    def users(self) -> int:
-        return len(self._sessions)
-
     async def attach(self, end: socket.socket) -> None:
         """Let the other end of a socket pair use the arena, until it closes."""
         session = Session(self)

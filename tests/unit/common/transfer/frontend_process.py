@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Generator
+from contextlib import closing
 from typing import Any
 
 from common.transfer.arena.arena import Arena
@@ -17,7 +18,7 @@ def frontend(transport: str, size: int, allow_tcp: bool = False) -> Generator[An
     ``send`` gives the metadata and keeps the handle; ``release`` releases it; ``offer`` gives the
     pid of the process that serves the arena now, and its offer.
     """
-    with Arena(size) as arena:
+    with closing(Arena(size)) as arena:
         if transport == "shm":
             sender: ArenaSender = ShmSender(arena)
             offer = arena.offer.model_dump()

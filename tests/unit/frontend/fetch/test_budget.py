@@ -105,7 +105,7 @@ async def test_copies_are_had_in_the_order_of_asking() -> None:
     with ThreadPoolExecutor(3) as pool, copies.share(8):
         for asked, amount in enumerate((9, 1, 2), start=1):
             pool.submit(take, amount)
-            await until(partial(lambda asked: copies.waiting == asked, asked))
+            await until(partial(lambda asked: len(copies._waiting) == asked, asked))
         assert order == []
     assert order[0] == 9
     assert sorted(order) == [1, 2, 9]

@@ -28,10 +28,10 @@ def test_what_was_kept_is_found_by_content_and_mode() -> None:
     assert cache.get(content.digest, GREY) is None
     assert cache.get(Content.of(b"y").digest, RGB) is None
     assert cache.content(content.digest) == content
-    assert cache.statistics().bytes_used == 300
+    assert cache._entries.weight == 300
     cache.add(content, GREY, array(50))
     cache.add(content, GREY, array(50))
-    assert cache.statistics().bytes_used == 350
+    assert cache._entries.weight == 350
 
 
 def test_the_least_recently_used_goes_first() -> None:
@@ -43,9 +43,9 @@ def test_the_least_recently_used_goes_first() -> None:
     assert cache.add(contents[3], RGB, array(200))
     held = [cache.content(content.digest) is not None for content in contents]
     assert held == [True, False, True, True]
-    assert cache.statistics().bytes_used == 900 == 3 * 300
+    assert cache._entries.weight == 900 == 3 * 300
     cache.clear()
-    assert cache.statistics().bytes_used == cache.statistics().contents == 0
+    assert cache._entries.weight == len(cache._entries) == 0
 
 
 def test_what_is_larger_than_the_cache_is_not_kept() -> None:
@@ -62,7 +62,7 @@ def test_many_modes_of_one_content_are_bounded_too() -> None:
     content = Content.of(b"x" * 100)
     for n in range(20):
         cache.add(content, Mode((n,)), array(200))
-        assert cache.statistics().bytes_used <= 1000
+        assert cache._entries.weight <= 1000
 
 
 def test_entity_tags_need_the_content() -> None:

@@ -219,7 +219,7 @@ async def test_without_a_cache_nothing_is_kept(make_loader: MakeLoader, decodes:
     for _ in range(2):
         await loader.load(data_uri(A), ImageMediaIO())
     assert decodes.count == 2
-    assert loader.statistics().cache.bytes_used == 0
+    assert loader._cache._entries.weight == 0
 
 
 async def test_what_can_not_be_compared_is_decoded_each_time(
@@ -238,7 +238,7 @@ async def test_failures_are_not_kept(make_loader: MakeLoader, site: Site) -> Non
         await loader.load(site.url(), ImageMediaIO())
     with pytest.raises(RefusedError, match="not a picture"):
         await loader.load(site.url(), ImageMediaIO())
-    assert loader.statistics().cache.contents == 0
+    assert len(loader._cache._entries) == 0
     assert np.array_equal(image(await loader.load(site.url(), ImageMediaIO())), truth(A))
 
 
@@ -254,7 +254,7 @@ async def test_one_url_is_fetched_and_decoded_once(
     shared = metric("mmrouter_media_fetches_total", source="http", outcome="shared")
     loads = [asyncio.create_task(loader.load(site.url(), ImageMediaIO())) for _ in range(5)]
     await until(lambda: waiting(loader._fetches) == 5)
-    assert loader.statistics().fetching == 1
+    assert len(loader._fetches) == 1
     gate.set()
     loaded = await asyncio.gather(*loads)
     assert len(site.requests) == 1 and decodes.count == 1
@@ -306,8 +306,7 @@ async def test_when_all_leave_nothing_stays(make_loader: MakeLoader, site: Site)
         load.cancel()
     await asyncio.wait(loads)
     await site.closed()
-    statistics = loader.statistics()
-    assert statistics.fetching == statistics.decoding == statistics.cache.contents == 0
+    assert len(loader._fetches) == len(loader._decodes) == len(loader._cache._entries) == 0
     assert asyncio.all_tasks() == before
     now = metric("mmrouter_media_fetches_total", source="http", outcome="cancelled")
     assert now == cancelled + 1
@@ -321,7 +320,7 @@ async def test_a_decode_that_nobody_waits_for(decodes: Decodes) -> None:
     await until(lambda: waiting(loader._decodes) == 1)
     load.cancel()
     await asyncio.wait([load])
-    assert load.cancelled() and loader.statistics().decoding == 0
+    assert load.cancelled() and len(loader._decodes) == 0
     release()
     assert np.array_equal(image(await loader.load(data_uri(A), ImageMediaIO())), truth(A))
     await loader.close()
@@ -408,15 +407,15 @@ async def test_a_lost_connection_leaves_nothing(make_loader: MakeLoader, site: S
     loader = make_loader()
     with pytest.raises(UnfetchableError):
         await loader.load(site.url(), ImageMediaIO())
-    assert loader.statistics().fetching == 0
+    assert len(loader._fetches) == 0
 
 
 async def test_what_is_decoded_once_is_not_kept(make_loader: MakeLoader) -> None:
     loader = make_loader()
     content = Content.of(picture("once"))
     await loader.decode_once(content, ImageMediaIO())
-    assert loader.statistics().cache.contents == 0
+    assert len(loader._cache._entries) == 0
     kept = await loader.decode(content, ImageMediaIO())
     again = await loader.decode_once(content, ImageMediaIO())
     assert again.media is not kept.media
-    assert loader.statistics().cache.contents == 1
+    assert len(loader._cache._entries) == 1

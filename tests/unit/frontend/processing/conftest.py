@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from vllm.renderers import BaseRenderer
@@ -36,5 +37,5 @@ def vllm_renderer(card: WorkerCard, serve_args: Namespace) -> Iterator[BaseRende
 
 @pytest.fixture
 def arena() -> Iterator[Arena]:
-    with Arena(64 << 20, prefault=False) as arena:
+    with closing(Arena(64 << 20, prefault=False)) as arena:
         yield arena

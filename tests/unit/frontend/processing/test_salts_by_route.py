@@ -33,7 +33,6 @@ from frontend.processing.preprocessor import Preprocessor, ProcessedPrompt
 from frontend.processing.settings import PreprocessSettings
 from frontend.request.engine_client import RoutedEngineClient
 from frontend.workers import Adapters
-from tests.fakes.cards import make_card
 from tests.pictures import data_uri, picture
 
 URL = data_uri(picture("salted"))
@@ -189,7 +188,7 @@ async def test_an_adapter_is_asked_for_by_every_route(app: App, engine: Engine) 
     adapters = Adapters()
     share_adapters(app, adapters)  # type: ignore[arg-type]
     story = Adapter(name="story", path="/s")
-    adapters.joined(make_card("a", adapters=[story]))
+    adapters.changed(WorkerId("a"), [story])
     engine._preprocessor.hf_runs.reset()
     for path, body in ROUTES:
         for model in ("story", "demo"):

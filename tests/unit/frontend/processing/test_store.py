@@ -1,3 +1,5 @@
+from contextlib import closing
+
 import torch
 
 from common.transfer.arena.arena import Arena
@@ -29,7 +31,7 @@ def test_an_item_is_leased_for_as_long_as_a_tensor_of_it_lives(arena: Arena) -> 
 
 
 def test_what_is_in_use_is_not_evicted_and_what_is_not_may_be() -> None:
-    with Arena(1 << 20, prefault=False) as arena:
+    with closing(Arena(1 << 20, prefault=False)) as arena:
         store = ArenaStore(arena)
         used = store.put(made_up("used", 400_000))
         store.put(made_up("unused", 400_000))
@@ -40,7 +42,7 @@ def test_what_is_in_use_is_not_evicted_and_what_is_not_may_be() -> None:
 
 
 def test_without_room_an_item_serves_its_request_only() -> None:
-    with Arena(1 << 20, prefault=False) as arena:
+    with closing(Arena(1 << 20, prefault=False)) as arena:
         store = ArenaStore(arena)
         big = made_up("big", 2 << 20)
         assert store.put(big) is big

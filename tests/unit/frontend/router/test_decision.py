@@ -91,7 +91,6 @@ def test_the_oldest_makes_way() -> None:
         log.add(decision(name))
     assert [one.request_id for one in log.last()] == ["c", "b"]
     assert [one.request_id for one in log.last(1)] == ["c"]
-    assert log.get(RequestId("a")) is None
     assert len(log) == 2
 
 
@@ -102,15 +101,3 @@ def test_all_requests_of_a_response_are_found() -> None:
     assert [one.request_id for one in log.find("cmpl-1")] == ["0", "2", "3"]
     assert [one.as_json()["request_id"] for one in log.find("cmpl-2")] == ["cmpl-2"]
     assert log.find("cmpl-3") == log.find("0") == []
-
-
-def test_a_request_decided_twice_is_known_by_its_last_decision() -> None:
-    log = DecisionLog(2)
-    first, second = decision("a"), decision("a")
-    log.add(first)
-    log.add(second)
-    assert log.get(RequestId("a")) is second
-    log.add(decision("b"))
-    assert log.get(RequestId("a")) is second
-    log.add(decision("c"))
-    assert log.get(RequestId("a")) is None

@@ -27,9 +27,9 @@ def paths(adapters: Adapters) -> dict[str, str]:
 
 def test_an_adapter_is_there_while_a_worker_has_it() -> None:
     adapters = Adapters()
-    adapters.joined(card("a", story="/s", poem="/p"))
-    adapters.joined(card("b", story="/s"))
-    adapters.joined(card("c"))
+    adapters.changed(WorkerId("a"), card("a", story="/s", poem="/p").adapters)
+    adapters.changed(WorkerId("b"), card("b", story="/s").adapters)
+    adapters.changed(WorkerId("c"), card("c").adapters)
     first = adapters.requests["story"]
     adapters.left(WorkerId("a"))
     assert paths(adapters) == {"story": "/s"}
@@ -41,8 +41,8 @@ def test_an_adapter_is_there_while_a_worker_has_it() -> None:
 
 def test_a_worker_that_joins_again_counts_once() -> None:
     adapters = Adapters()
-    adapters.joined(card("a", story="/s"))
-    adapters.joined(card("a", poem="/p"))
+    adapters.changed(WorkerId("a"), card("a", story="/s").adapters)
+    adapters.changed(WorkerId("a"), card("a", poem="/p").adapters)
     assert paths(adapters) == {"poem": "/p"}
     adapters.left(WorkerId("a"))
     assert not adapters.requests
@@ -50,9 +50,9 @@ def test_a_worker_that_joins_again_counts_once() -> None:
 
 def test_other_files_by_the_same_name_wait(caplog: pytest.LogCaptureFixture) -> None:
     adapters = Adapters()
-    adapters.joined(card("a", story="/s"))
+    adapters.changed(WorkerId("a"), card("a", story="/s").adapters)
     with caplog.at_level(logging.WARNING):
-        adapters.joined(card("b", story="/other"))
+        adapters.changed(WorkerId("b"), card("b", story="/other").adapters)
     assert "adapter story is at /other on worker b" in caplog.text
     assert paths(adapters) == {"story": "/s"}
     adapters.left(WorkerId("a"))
@@ -62,9 +62,9 @@ def test_other_files_by_the_same_name_wait(caplog: pytest.LogCaptureFixture) -> 
 def test_many_other_files_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
     """A worker that reported other paths again and again wrote a line for each adapter."""
     adapters = Adapters()
-    adapters.joined(card("a", story="/s", poem="/p"))
+    adapters.changed(WorkerId("a"), card("a", story="/s", poem="/p").adapters)
     with caplog.at_level(logging.WARNING):
-        adapters.joined(card("b", story="/other", poem="/other"))
+        adapters.changed(WorkerId("b"), card("b", story="/other", poem="/other").adapters)
     (record,) = caplog.records
     assert "2 adapters of this worker" in record.getMessage()
 
@@ -75,12 +75,12 @@ def test_no_more_names_than_a_listing_has_time_for(
     monkeypatch.setattr(adapters_module, "MAX_NAMES", 2)
     adapters = Adapters()
     with caplog.at_level(logging.WARNING):
-        adapters.joined(card("a", story="/s"))
-        adapters.joined(card("b", poem="/p", song="/g"))
+        adapters.changed(WorkerId("a"), card("a", story="/s").adapters)
+        adapters.changed(WorkerId("b"), card("b", poem="/p", song="/g").adapters)
     assert paths(adapters) == {"story": "/s", "poem": "/p"}
     assert "1 adapters of worker b are not served" in caplog.text
     adapters.left(WorkerId("a"))
-    adapters.joined(card("b", poem="/p", song="/g"))
+    adapters.changed(WorkerId("b"), card("b", poem="/p", song="/g").adapters)
     assert paths(adapters) == {"poem": "/p", "song": "/g"}
 
 
@@ -91,9 +91,9 @@ async def test_vllms_server_lists_them_and_nothing_takes_the_models_name() -> No
     models = OpenAIServingModels(engine, [BaseModelPath("demo", "/m")])
     app: Any = SimpleNamespace(state=SimpleNamespace(openai_serving_models=models))
     adapters = Adapters()
-    adapters.joined(card("a", demo="/evil", story="/s"))
+    adapters.changed(WorkerId("a"), card("a", demo="/evil", story="/s").adapters)
     share_adapters(app, adapters)
-    adapters.joined(card("b", demo="/evil", poem="/p"))
+    adapters.changed(WorkerId("b"), card("b", demo="/evil", poem="/p").adapters)
     listed = (await models.show_available_models()).data
     assert [(one.id, one.root, one.parent) for one in listed] == [
         ("demo", "/m", None),

@@ -15,7 +15,6 @@ MakeArena = Callable[..., Arena]
 def test_the_probe_is_found(make_arena: MakeArena) -> None:
     offer = ArenaOffer.model_validate_json(make_arena().offer.model_dump_json())
     mapping = ArenaMapping.open(offer)
-    mapping.prefault()
     assert mapping.memory.nbytes == offer.size
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import closing
 from unittest.mock import Mock
 
 import pytest
@@ -29,7 +30,7 @@ Attach = Callable[[], Awaitable[SharedArena]]
 
 @pytest.fixture
 def arena() -> Iterator[Arena]:
-    with Arena(SIZE) as arena:
+    with closing(Arena(SIZE)) as arena:
         yield arena
 
 
@@ -51,7 +52,7 @@ async def attach(keeper: ArenaKeeper) -> AsyncIterator[Attach]:
     yield attached
     for user in users:
         await asyncio.to_thread(user.close)
-    await until(lambda: not keeper.users)
+    await until(lambda: not keeper._sessions)
 
 
 def write(arena: SharedArena, name: str, note: object = "note") -> Lease:
@@ -344,7 +345,7 @@ async def test_nonsense_ends_the_connection(keeper: ArenaKeeper) -> None:
         ours, theirs = socket.socketpair()
         await keeper.attach(ours)
         theirs.send(nonsense)
-        await until(lambda: not keeper.users)
+        await until(lambda: not keeper._sessions)
         theirs.close()
 
 
@@ -428,7 +429,7 @@ async def test_what_a_killed_process_leased_comes_back(
     assert await victim.do("lease a") == "leased note"
     assert arena.statistics().leases >= 1
     victim.kill()
-    await until(lambda: keeper.users == 1)
+    await until(lambda: len(keeper._sessions) == 1)
     found = await leased(one, "a")
     assert found is not None
     found.release()
@@ -465,7 +466,7 @@ async def test_memory_of_a_killed_process_is_nobodys_for_a_while(arena: Arena) -
     lease = await written(one, "b")
     assert await victim.do("lease b") == "leased note"
     victim.kill()
-    await until(lambda: keeper.users == 1)
+    await until(lambda: len(keeper._sessions) == 1)
     lease.release()
     one._ordered(GiveBack())
     elsewhere = await written(one, "a")  # not where the helper may still be writing
