@@ -6,4 +6,4 @@ Free of vLLM, so that the parent starts at once.
 from frontend.processes.child import MEMBER
 from frontend.processes.messages import Plan
 from frontend.processes.parent import ProcessesSettings, run_processes
-from frontend.processes.siblings import Siblings, Told
+from frontend.processes.siblings import Siblings

@@ -7,7 +7,7 @@ import select
 import socket
 import sys
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 from common.aio.ipc import FrameProtocol, Frames, PendingCalls, frame
 from common.aio.processes import StopSignals, end_with_parent
@@ -41,11 +41,6 @@ _END_S: Final = 2.0
 
 Tell = Callable[[bytes], bytes]
 """Maps the argument of a question to its answer."""
-
-
-class Told(NamedTuple):
-    process: str
-    body: bytes
 
 
 class Siblings:
@@ -132,11 +127,13 @@ class Siblings:
     def tell(self, topic: str, tell: Tell) -> None:
         self._tells[topic] = tell
 
-    async def ask(self, topic: str, argument: bytes = b"") -> list[Told]:
-        """Return the answers of the other processes and the parent that arrive in time."""
+    async def ask(self, topic: str, argument: bytes = b"") -> dict[str, bytes]:
+        """Return the answers of the other processes and the parent that arrive in time, by
+        process.
+        """
         parent = self._parent
         if parent is None or self._lost:
-            return []
+            return {}
 
         async def send(number: int) -> None:
             parent.send(Ask(number, topic, argument))
@@ -146,10 +143,10 @@ class Siblings:
                 got = await self._questions.ask(send)
         except TimeoutError:
             logger.warning("the parent did not answer about %s: this process answers alone", topic)
-            return []
+            return {}
         if got.silent:
             logger.warning("%d processes did not answer about %s in time", got.silent, topic)
-        return [Told(name, body) for name, body in got.told.items()]
+        return got.told
 
     def close(self) -> None:
         """Leave. If the parent was killed, remove its leftovers."""

@@ -156,7 +156,7 @@ class History:
         steps = list(self._steps)
         if self._siblings is not None:
             decoder = msgspec.json.Decoder(list[Step])
-            for _, body in await self._siblings.ask(_TOPIC):
+            for body in (await self._siblings.ask(_TOPIC)).values():
                 steps += decoder.decode(body)
         sums: dict[int, Totals] = {}
         for at, totals in steps:

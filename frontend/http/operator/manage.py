@@ -59,7 +59,7 @@ class Management:
         if self._siblings is None:
             return
         runs = msgspec.json.Decoder(dict[WorkerId, Incarnation])
-        for _, body in await self._siblings.ask("drained"):
+        for body in (await self._siblings.ask("drained")).values():
             for worker_id, incarnation in runs.decode(body).items():
                 for router in self._routers():
                     router.drained[worker_id] = incarnation

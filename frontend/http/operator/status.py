@@ -326,14 +326,14 @@ class FleetStatus:
         if self._siblings is None:
             return without_namesakes(self._own.workers())
         told = {self._siblings.name: self._own.workers()}
-        for name, body in await self._siblings.ask("workers"):
+        for name, body in (await self._siblings.ask("workers")).items():
             told[name] = _workers.validate_json(body)
         return without_namesakes(merged_workers(told))
 
     async def refused(self) -> list[RefusedView]:
         found = self._own.refused()
         if self._siblings is not None:
-            for _, body in await self._siblings.ask("refused"):
+            for body in (await self._siblings.ask("refused")).values():
                 found += [each for each in _refused.validate_json(body) if each not in found]
         return found
 
@@ -345,7 +345,7 @@ class FleetStatus:
         found = [msgspec.to_builtins(each) for each in recent()]
         if self._siblings is not None:
             found = [one | {"process": self._siblings.name} for one in found]
-            for name, body in await self._siblings.ask("events"):
+            for name, body in (await self._siblings.ask("events")).items():
                 found += [one | {"process": name} for one in msgspec.json.decode(body)]
         return sorted(found, key=lambda each: -each["at"])
 
@@ -356,7 +356,8 @@ class FleetStatus:
             return found
         for each in found:
             each["process"] = self._siblings.name
-        for name, body in await self._siblings.ask("decisions", msgspec.json.encode(wanted)):
+        told = await self._siblings.ask("decisions", msgspec.json.encode(wanted))
+        for name, body in told.items():
             found += [each | {"process": name} for each in msgspec.json.decode(body)]
         oldest_first = wanted.request_id is not None
         found.sort(key=lambda each: each["time"], reverse=not oldest_first)

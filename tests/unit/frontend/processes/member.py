@@ -62,12 +62,12 @@ async def reply(siblings: Siblings, question: str) -> str:
         return f"{siblings.name} {os.getpid()} {os.getppid()}"
     if question == "all":
         told = await siblings.ask("name", b"I am ")
-        return repr(sorted(told))
+        return repr(dict(sorted(told.items())))
     if question == "odd":
         return repr(await siblings.ask("odd"))
     if question.startswith("much "):
         told = await siblings.ask("much", question.split()[1].encode())
-        return str([len(each.body) for each in told])
+        return str([len(each) for each in told.values()])
     assert siblings.arena is not None
     arena, (command, name) = siblings.arena, question.split()
     if command == "put":

@@ -10,7 +10,7 @@ from vllm.exceptions import GracefulHTTPError
 
 from common.errors import NoWorkerError
 from frontend.asgi import error_answer
-from frontend.processes import Siblings, Told
+from frontend.processes import Siblings
 from frontend.processes.siblings import Tell
 from frontend.processing import Preprocessor
 from frontend.request import RequestRunner, RoutedEngineClient
@@ -46,8 +46,8 @@ class Process:
     def tell(self, topic: str, tell: Tell) -> None:
         self._tells[topic] = tell
 
-    async def ask(self, topic: str, argument: bytes = b"") -> list[Told]:
-        return [Told("", other._tells[topic](argument)) for other in self.others]
+    async def ask(self, topic: str, argument: bytes = b"") -> dict[str, bytes]:
+        return {str(n): other._tells[topic](argument) for n, other in enumerate(self.others)}
 
 
 async def test_media_are_forgotten_by_all_processes() -> None:
