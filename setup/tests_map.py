@@ -26,7 +26,6 @@ THROUGH: Final[Mapping[str, str]] = {
             "devices",
             "fleet",
             "frontend_access",
-            "frontend_flags",
             "sweeper",
             "what_to_paste",
         )

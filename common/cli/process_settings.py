@@ -84,13 +84,13 @@ class KeySettings(FlagSettings):
     )
 
 
-def read_keys(path: Path, what: str = "API") -> list[str]:
-    """Read the keys of a file, one a line; empty lines and ``#`` comments are skipped.
+def read_keys(path: Path, what: str = "API") -> tuple[list[str], int]:
+    """Return the keys of a file, one a line, and its mode; skip empty lines and ``#`` comments.
 
     Raises:
         ConfigurationError: it is unreadable, or has no key, which would admit everyone.
     """
-    keys, _ = read_lines(path, f"the {what} keys in")
+    keys, mode = read_lines(path, f"the {what} keys in")
     if not keys:
         raise ConfigurationError(f"{path} holds no {what} key")
-    return keys
+    return keys, mode

@@ -21,7 +21,7 @@ from common.cli.known_flags import KnownFlags, installed_vllm
 from common.errors import ConfigurationError
 from common.launcher import demo
 from common.launcher.devices import Devices
-from common.launcher.frontend_flags import Told, told
+from common.launcher.frontend_access import Told, told
 from common.startup_checks import check_frontend, check_worker, free_port
 
 OPTIONS: Final = {

@@ -5,7 +5,6 @@ too (``/invocations``), and it knows only the keys of the start.
 """
 
 import asyncio
-import contextlib
 import hashlib
 import logging
 import secrets
@@ -40,13 +39,12 @@ LOOK_S: Final = 5.0
 """Poll interval of the files, in seconds."""
 
 
-def _warn_if_open(path: Path, what: str) -> None:
-    """Warn if other users can read a file. The group may: Kubernetes mounts secrets like that."""
-    with contextlib.suppress(OSError):
-        if path.stat().st_mode & 0o037:
-            logger.warning(
-                "the %s keys in %s are open to other users: chmod 600 %s", what, path, path
-            )
+def _read(path: Path, what: str) -> list[str]:
+    """Read keys; warn if other users can. The group may: Kubernetes mounts secrets like that."""
+    keys, mode = read_keys(path, what)
+    if mode & 0o037:
+        logger.warning("the %s keys in %s are open to other users: chmod 600 %s", what, path, path)
+    return keys
 
 
 class Keys:
@@ -190,12 +188,10 @@ class AccessKeys(FollowedFiles):
         settings = self._settings
         users = [*self._given]
         if settings.api_key_file is not None:
-            users += read_keys(settings.api_key_file)
-            _warn_if_open(settings.api_key_file, "API")
+            users += _read(settings.api_key_file, "API")
         admins: list[str] = []
         if (file := settings.admin_key_file) is not None:
-            admins = read_keys(file, "admin")
-            _warn_if_open(file, "admin")
+            admins = _read(file, "admin")
         if not set(admins).isdisjoint(users):
             raise ConfigurationError(f"an admin key in {file} is an API key as well")
         return list(dict.fromkeys(users)), admins
