@@ -84,7 +84,7 @@ THROUGH: Final[Mapping[str, str]] = {
     "frontend/fetch/processor_memory.py": "frontend/processing/test_processor_memory.py",
     "frontend/fetch/sound_limit.py": "frontend/fetch/test_decode.py",
     "frontend/fetch/video_limit.py": "frontend/fetch/test_decode.py",
-    "frontend/media_processes/fork_server.py": "frontend/processing/test_hung_processes.py",
+    "common/aio/fork_server.py": "frontend/processing/test_hung_processes.py",
     "frontend/processing/child.py": "frontend/processing/test_pool.py",
     "frontend/processing/forks.py": "frontend/processing/test_hung_processes.py",
     "frontend/processing/exchange.py": "frontend/processing/test_pool.py",

@@ -4,9 +4,9 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from vllm.multimodal.media import MediaIO
 from vllm.renderers import BaseRenderer
@@ -16,9 +16,9 @@ from common.observability.telemetry import CHILD_RESTARTS
 from common.observability.watchdog import allow
 from common.vllm_compat.renderer_patches import HfProcessorRuns
 from frontend.fetch import Content, RequestAllowance, current_allowance, seconds_to_process
-from frontend.media_limits import Budget, FetchPolicy
-from frontend.media_processes import StartUp
+from frontend.media_limits import Budget
 from frontend.processing.batch import Batch, Processed, process
+from frontend.processing.child_messages import StartUp
 from frontend.processing.child_process import LOST, ChildProcess
 from frontend.processing.errors import (
     AbandonedError,
@@ -47,7 +47,7 @@ class _Job:
 
 
 class ProcessPool:
-    """Pool of processes that run batches in FIFO order.
+    """Backend on a pool of processes, which decode too and run batches in FIFO order.
 
     A process that dies or hangs is replaced, and its batch retried once. A hung batch of several
     media fails at once, since the caller retries them one by one.
@@ -80,7 +80,7 @@ class ProcessPool:
             thread.start()
 
     @property
-    def count(self) -> int:
+    def width(self) -> int:
         return len(self._threads)
 
     @property
@@ -104,6 +104,11 @@ class ProcessPool:
         self._jobs.put(job)
         return job.outcome
 
+    async def run(self, batch: Batch, abandoned: Callable[[], bool]) -> list[Processed]:
+        """Process a batch within the allowance of this task's request. Raises as :meth:`submit`."""
+        allowance = current_allowance(self._order.policy)
+        return await asyncio.wrap_future(self.submit(batch, abandoned, allowance))
+
     def close(self) -> None:
         """End all processes. Batches under way fail."""
         self._forks.refuse()  # so that no thread waits for a replacement
@@ -111,7 +116,7 @@ class ProcessPool:
             self._closed = True
         for _ in self._threads:
             self._jobs.put(None)
-        with ThreadPoolExecutor(self.count) as threads:
+        with ThreadPoolExecutor(self.width) as threads:
             list(threads.map(ChildProcess.end, self._processes.values()))
         for thread in self._threads:
             thread.join()
@@ -194,12 +199,8 @@ def _start(order: StartUp, count: int, forks: Forks) -> list[ChildProcess]:
     return processes
 
 
-class Decodes(Protocol):
-    """Decodes a medium off the event loop."""
-
-    async def __call__(self, content: Content, media_io: MediaIO[Any]) -> Any:
-        """Raises MediaError or ValueError for an unusable medium."""
-        ...
+Decodes: TypeAlias = Callable[[Content, MediaIO[Any]], Awaitable[Any]]
+"""Decodes a medium off the event loop. Raises MediaError or ValueError for an unusable one."""
 
 
 class Backend(Protocol):
@@ -255,19 +256,3 @@ class OwnBackend:
 
         async with self._turns:
             return await asyncio.get_running_loop().run_in_executor(self._executor, work)
-
-
-class PoolBackend:
-    """Backend on a pool of processes, which decode too."""
-
-    def __init__(self, pool: ProcessPool, policy: FetchPolicy) -> None:
-        self._pool = pool
-        self._policy = policy
-
-    @property
-    def width(self) -> int:
-        return self._pool.count
-
-    async def run(self, batch: Batch, abandoned: Callable[[], bool]) -> list[Processed]:
-        job = self._pool.submit(batch, abandoned, current_allowance(self._policy))
-        return await asyncio.wrap_future(job)

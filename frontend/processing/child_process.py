@@ -14,10 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import Any, Final, Self
 
-from frontend.media_processes import Ready, StartUp
+from frontend.processing.child_messages import Ready, StartUp
 from frontend.processing.errors import ProcessHungError, ProcessLostError
 from frontend.processing.forks import START_S, Forks
 
@@ -46,12 +45,7 @@ class Deadline:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()  # no give_up after this
 
@@ -69,12 +63,10 @@ class ChildProcess:
         self._socket, theirs = socket.socketpair()
         with theirs:
             try:
-                forked = forks.fork(theirs)
+                self.pid, self._pidfd = forks.fork(theirs)
             except ProcessLostError:
                 self._socket.close()
                 raise
-        self.pid = forked.pid
-        self._pidfd = forked.pidfd
         self._closing = threading.Lock()
         self._closed = False
         self.connection: Connection[Any, Any] = Connection(os.dup(self._socket.fileno()))

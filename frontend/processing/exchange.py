@@ -12,7 +12,8 @@ from common.transfer.codec import decode
 from common.vllm_compat.renderer_patches import HfProcessorRuns
 from frontend.fetch import RequestAllowance
 from frontend.media_limits import Budget, RefusedError, seconds_for
-from frontend.media_processes import (
+from frontend.processing.batch import Batch, Processed
+from frontend.processing.child_messages import (
     Answer,
     BatchFailed,
     Fault,
@@ -23,7 +24,6 @@ from frontend.media_processes import (
     Wants,
     Written,
 )
-from frontend.processing.batch import Batch, Processed
 from frontend.processing.child_process import LOST, ChildProcess
 from frontend.processing.errors import (
     MediumTooCostlyError,

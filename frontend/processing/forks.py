@@ -6,14 +6,13 @@ Thread-safe. Every wait has a deadline.
 import contextlib
 import socket
 import threading
-from dataclasses import dataclass
 from typing import Final
 
+from common.aio.fork_server import FORK
 from common.aio.processes import SpawnedProcess, python_command
-from frontend.media_processes import FORK
 from frontend.processing.errors import ProcessLostError
 
-COMMAND: Final = python_command("frontend.media_processes.fork_server")
+COMMAND: Final = python_command("common.aio.fork_server")
 """Starts the fork server; its arguments are the children's module and its end of a socket pair."""
 
 MODULE: Final = "frontend.processing.child"
@@ -25,14 +24,6 @@ START_S: Final = 120.0
 _STOP_S: Final = 2.0
 
 
-@dataclass(frozen=True)
-class Forked:
-    """A forked process. The holder owns the pidfd."""
-
-    pid: int
-    pidfd: int
-
-
 class Forks:
     """Forks media processes. They outlive this object, and end with this process."""
 
@@ -42,9 +33,10 @@ class Forks:
         self._server: _Server | None = None
         self._closed = False
 
-    def fork(self, theirs: socket.socket) -> Forked:
-        """Fork a process with its end of a connection. The first takes seconds: not on the event
-        loop. Raises ProcessLostError on failure or time-out.
+    def fork(self, theirs: socket.socket) -> tuple[int, int]:
+        """Fork a process with its end of a connection; return its pid, and a pidfd that the caller
+        owns. The first takes seconds: not on the event loop. Raises ProcessLostError on failure or
+        time-out.
         """
         if not self._turn.acquire(timeout=START_S):
             raise ProcessLostError(_late())
@@ -98,7 +90,7 @@ class _Server:
             raise ProcessLostError(f"a process for media can't be started: {error}") from error
         self.process.socket.settimeout(START_S)
 
-    def fork(self, theirs: socket.socket) -> Forked:
+    def fork(self, theirs: socket.socket) -> tuple[int, int]:
         try:
             socket.send_fds(self.process.socket, [FORK], [theirs.fileno()])
             answer, pidfds, _, _ = socket.recv_fds(self.process.socket, 20, 1)
@@ -108,7 +100,7 @@ class _Server:
             raise ProcessLostError(f"a process for media did not start: {error}") from error
         if not answer:
             raise ProcessLostError("a process for media did not start: its fork server ended")
-        return Forked(int(answer), pidfds[0])
+        return int(answer), pidfds[0]
 
     def leave(self) -> None:
         """Unblock its callers. It ends with its last child."""

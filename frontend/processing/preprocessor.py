@@ -48,8 +48,8 @@ from common.vllm_compat.renderer_patches import (
     replace_tokenizing,
 )
 from frontend.fetch import MediaLoader
-from frontend.media_processes import StartUp
-from frontend.processing.backends import Backend, OwnBackend, PoolBackend, ProcessPool
+from frontend.processing.backends import Backend, OwnBackend, ProcessPool
+from frontend.processing.child_messages import StartUp
 from frontend.processing.client_templates import ClientTemplates, take_templates
 from frontend.processing.client_tensors import are_embeds, check_embeds, content_hash
 from frontend.processing.media_processing import MediaProcessing, MediaSources
@@ -189,10 +189,9 @@ class Preprocessor:
         if settings.workers:
             offer = arena.offer if arena else None
             order = StartUp(self.card, serve_args, loader.policy, offer, log_setup())
-            self._pool = ProcessPool(
+            backend = self._pool = ProcessPool(
                 order, settings.workers, store, self.hf_runs, loader.budgets.decoding
             )
-            backend = PoolBackend(self._pool, loader.policy)
         else:
             backend = OwnBackend(self.renderer, store, loader.decode_once)
         self._processing = MediaProcessing(

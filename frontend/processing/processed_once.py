@@ -22,13 +22,14 @@ from typing import Final
 from vllm.exceptions import VLLMClientError
 
 from common.aio.cleanup import Released
+from common.aio.supervised import stop_tasks
 from common.errors import MmRouterError, OverloadedError, RequestRejectedError
 from common.identity import MmHash
 from common.lru import Lru
 from common.media.cache_partition import Partition
 from common.observability.telemetry import PREPROCESSED
 from common.observability.tracing import current, link_to
-from common.transfer.shared_arena import MediaClaims, key_name
+from common.transfer.shared_arena import key_name
 from frontend.fetch import MISLED_DECODER_ERRORS, for_user
 from frontend.media_limits import MediaError, RequestLimitError
 from frontend.processing.backends import Backend
@@ -41,36 +42,6 @@ logger = logging.getLogger(__name__)
 
 HASHES_KEPT: Final = 100_000
 """Media whose hash is known before they are decoded, so that a repeat needs no decoding."""
-
-
-class SharedMedia:
-    """Coordinates processing with the other processes of this frontend. For one event loop."""
-
-    def __init__(self, directory: MediaClaims, store: ArenaStore) -> None:
-        """``store`` must be over the arena of the directory."""
-        self._directory = directory
-        self._store = store
-
-    async def claim(self, key: Hashable) -> Processed | None:
-        """Wait for another process's result and return it. Return None if the medium is to be
-        processed here: then :meth:`landed` must follow.
-
-        Claim several in the order of :meth:`order`, to avoid deadlocks.
-        """
-        name = key_name(key)
-        lease = None if name is None else await self._directory.claim(name)
-        return None if lease is None else self._store.view(lease)
-
-    def landed(self, key: Hashable, mm_hash: MmHash | None) -> None:
-        """Report that a medium was processed here; None if that failed."""
-        name = key_name(key)
-        if name is not None:
-            self._directory.landed(name, mm_hash)
-
-    @staticmethod
-    def order(key: Hashable) -> bytes:
-        """Return a sort key that is equal in all processes."""
-        return key_name(key) or b""
 
 
 _FOR_USERS = (MmRouterError, ValueError, VLLMClientError, *MISLED_DECODER_ERRORS)
@@ -90,14 +61,14 @@ class Flights:
     """Media in flight, by key. For one event loop."""
 
     def __init__(
-        self, backend: Backend, hashes: Lru[Hashable, MmHash], shared: SharedMedia | None = None
+        self, backend: Backend, hashes: Lru[Hashable, MmHash], store: ProcessedStore
     ) -> None:
-        """``hashes`` receives the hash of each result; ``shared`` is for frontends of several
-        processes.
-        """
+        """``hashes`` receives the hash of each result, which the backend keeps in ``store``."""
         self._backend = backend
         self._hashes = hashes
-        self._shared = shared
+        self._store = store
+        # Of the other processes of this frontend, if there are any.
+        self._claims = store.directory if isinstance(store, ArenaStore) else None
         self._flights: dict[Hashable, _Flight] = {}
         self._running: set[asyncio.Task[None]] = set()
 
@@ -126,9 +97,7 @@ class Flights:
 
     async def close(self) -> None:
         """Stop waiting for batches under way."""
-        for task in self._running:
-            task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await stop_tasks(self._running)
 
     async def _in_turn(
         self, batch: Batch, keys: Sequence[Hashable], turns: asyncio.Semaphore
@@ -179,18 +148,19 @@ class Flights:
         here.
         """
         found: dict[Hashable, Processed] = {}
-        if self._shared is not None:
-            for key in sorted(keys, key=self._shared.order):
-                if (kept := await self._shared.claim(key)) is not None:
-                    found[key] = kept
+        if self._claims is not None:
+            assert isinstance(self._store, ArenaStore), "others share an arena"
+            for key in sorted(keys, key=lambda key: key_name(key) or b""):
+                if (lease := await self._claims.claim(key)) is not None:
+                    found[key] = self._store.view(lease)
         return found
 
     def _land(self, keys: Sequence[Hashable], outcomes: Sequence[Processed | Exception]) -> None:
         for key, outcome in zip(keys, outcomes, strict=True):
             future = self._flights.pop(key).outcome
             made = outcome if isinstance(outcome, Processed) else None
-            if self._shared is not None:
-                self._shared.landed(key, None if made is None else made.mm_hash)
+            if self._claims is not None:
+                self._claims.landed(key, None if made is None else made.mm_hash)
             if isinstance(outcome, Processed):
                 self._hashes.put(key, outcome.mm_hash)
                 future.set_result(outcome)
@@ -246,10 +216,7 @@ class ProcessedOnce:
         self._max_tokens = max_tokens
         self._backend = backend
         self._hashes: Lru[Hashable, MmHash] = Lru(HASHES_KEPT)
-        shared = None
-        if isinstance(store, ArenaStore) and store.directory is not None:
-            shared = SharedMedia(store.directory, store)
-        self._flights = Flights(backend, self._hashes, shared)
+        self._flights = Flights(backend, self._hashes, store)
 
     async def obtain(
         self, shown: Sequence[Shown], options: MediaOptions, partition: Partition

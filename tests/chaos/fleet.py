@@ -210,7 +210,7 @@ class Frontend:
     def media_pids(self) -> list[int]:
         """Of the processes that process media for it."""
         children = psutil.Process(self.process.pid).children(recursive=True)
-        server = "frontend.media_processes.fork_server"
+        server = "common.aio.fork_server"
         servers = {each.pid for each in children if server in each.cmdline()}
         return [each.pid for each in children if each.ppid() in servers]
 

@@ -31,7 +31,7 @@ _NUMBERS: Final = re.compile(
 _ROLES: Final = {
     "EngineCore": "engine",
     "nixl_processes": "NIXL process",
-    "media_processes": "media process",
+    "aio.fork_server": "media process",
     "resource_tracker": "resource tracker",
     "a spare process": "spare process",
 }

@@ -53,7 +53,7 @@ _IMPORTED: Final = (
     "transformers.models.qwen2_vl.processing_qwen2_vl",
 )
 _MEDIA_PROCESSES: Final = "--preprocess-workers="
-_MEDIA_SERVER: Final = "frontend.media_processes.fork_server"
+_MEDIA_SERVER: Final = "common.aio.fork_server"
 _SPARES: Final = 3  # two engines with a coordinator; processes in which one computes
 _RANKS: Final = "--data-parallel-size="  # of which each has an engine
 _ABOVE: Final = 500  # file descriptors that nobody has

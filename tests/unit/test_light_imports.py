@@ -14,7 +14,7 @@ import pytest
         "common.transfer.nixl_processes.server",
         "common.transfer.shared_arena",
         "frontend.__main__",
-        "frontend.media_processes",
+        "common.aio.fork_server",
         "frontend.processes",
         "frontend.router",
     ],

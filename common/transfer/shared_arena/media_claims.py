@@ -68,19 +68,23 @@ class MediaClaims:
     def __init__(self, arena: SharedArena) -> None:
         self._arena = arena
 
-    async def claim(self, key: bytes) -> Lease | None:
+    async def claim(self, key: Hashable) -> Lease | None:
         """Return a medium's kept item, or None if this process must make it and call
-        :meth:`landed`. Waits for another process with the same key."""
-        asked = self._arena.connection.ask(partial(Claim, key=key))
+        :meth:`landed`. Waits for another process with the same key. Claim several in the order of
+        :func:`key_name`, to avoid deadlocks."""
+        if (name := key_name(key)) is None:
+            return None
+        asked = self._arena.connection.ask(partial(Claim, key=name))
         try:
             answer = await asyncio.wrap_future(asked)
         except ArenaUnavailableError:
             return None  # each for itself
         return self._arena.granted(answer) if isinstance(answer, Granted) else None
 
-    def landed(self, key: bytes, mm_hash: MmHash | None) -> None:
+    def landed(self, key: Hashable, mm_hash: MmHash | None) -> None:
         """End a claim, with the item's hash or None."""
-        self._arena.connection.tell(Landed(key, mm_hash))
+        if (name := key_name(key)) is not None:
+            self._arena.connection.tell(Landed(name, mm_hash))
 
     async def remember(self, space: bytes, name: bytes, mm_hash: MmHash, most: int) -> None:
         """Name an item in all processes, in a space of at most ``most`` names."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from frontend.media_processes.messages import Answer, BatchFailed, Fault, Ready, Wants
+from frontend.processing.child_messages import Answer, BatchFailed, Fault, Ready, Wants
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from common.lru import Lru
 from frontend.processing.batch import Batch, Processed
 from frontend.processing.errors import AbandonedError
 from frontend.processing.processed_once import Flights, Seats
+from frontend.processing.store import PrivateStore
 from tests.unit.frontend.processing.media import batch_of, broken_image, made_up
 from tests.waiting import until
 
@@ -46,7 +47,7 @@ class Airport:
     def __init__(self) -> None:
         self.backend = Backend()
         self.hashes = Lru[Hashable, MmHash](9)
-        self.flights = Flights(self.backend, self.hashes)
+        self.flights = Flights(self.backend, self.hashes, PrivateStore(0.0))
 
     async def passenger(self, *names: str) -> list[str]:
         """A request; the hashes that its media have are their names."""

@@ -18,10 +18,10 @@ from common.vllm_compat.renderer_patches import HfProcessorRuns
 from frontend.fetch.allowance import RequestAllowance
 from frontend.media_limits.budget import Budget
 from frontend.media_limits.policy import FetchPolicy, RefusedError, RequestLimitError
-from frontend.media_processes.messages import StartUp
 from frontend.processing import child_process, forks
 from frontend.processing.backends import ProcessPool
 from frontend.processing.batch import Batch
+from frontend.processing.child_messages import StartUp
 from frontend.processing.child_process import Deadline
 from frontend.processing.errors import ProcessingFailedError
 from frontend.processing.store import PrivateStore

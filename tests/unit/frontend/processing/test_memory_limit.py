@@ -3,6 +3,7 @@
 import resource
 from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 import psutil
@@ -15,11 +16,11 @@ from common.vllm_compat.renderer_patches import HfProcessorRuns
 from frontend.fetch.allowance import RequestAllowance
 from frontend.media_limits.budget import MediaBudgets
 from frontend.media_limits.policy import FetchPolicy
-from frontend.media_processes.memory_limit import MemoryLimit, is_out_of_memory, private_bytes
-from frontend.media_processes.messages import StartUp
 from frontend.processing import forks
 from frontend.processing.backends import ProcessPool
 from frontend.processing.batch import Batch, Processed
+from frontend.processing.child import MemoryLimit, is_out_of_memory, private_bytes
+from frontend.processing.child_messages import StartUp
 from frontend.processing.errors import MediumTooCostlyError
 from frontend.processing.store import ArenaStore
 from tests.unit.frontend.processing.hungry_child import GREEDY, LEAKING
@@ -32,7 +33,7 @@ MIB = 1 << 20
 @pytest.fixture(scope="module")
 def hungry(card: WorkerCard, serve_args: Namespace) -> Iterator[ProcessPool]:
     """One process, whose arena is larger than what it may take for a medium."""
-    with pytest.MonkeyPatch.context() as patch, Arena(2048 * MIB, prefault=False) as arena:
+    with pytest.MonkeyPatch.context() as patch, closing(Arena(2048 * MIB, prefault=False)) as arena:
         patch.setattr(forks, "MODULE", "tests.unit.frontend.processing.hungry_child")
         runs = HfProcessorRuns(side="frontend", worker_id=None)
         order = StartUp(card, serve_args, POLICY, arena.offer)

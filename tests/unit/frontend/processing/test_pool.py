@@ -10,6 +10,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import closing
 from types import SimpleNamespace
 
 import psutil
@@ -31,10 +32,10 @@ from frontend.fetch.allowance import RequestAllowance
 from frontend.fetch.content import Content
 from frontend.media_limits.budget import Budget, MediaBudgets
 from frontend.media_limits.policy import FetchPolicy, RefusedError, RequestLimitError
-from frontend.media_processes.messages import BatchFailed, Fault, StartUp
 from frontend.processing.backends import ProcessPool
 from frontend.processing.batch import Batch, MediaOptions, Medium, Processed, process
 from frontend.processing.child import Child
+from frontend.processing.child_messages import BatchFailed, Fault, StartUp
 from frontend.processing.errors import AbandonedError, ProcessingFailedError
 from frontend.processing.store import ArenaStore, PrivateStore
 from tests.pictures import blank_picture
@@ -76,7 +77,7 @@ class Pool:
 
 @pytest.fixture(scope="module")
 def shared(card: WorkerCard, serve_args: Namespace) -> Iterator[Pool]:
-    with Arena(64 << 20, prefault=False) as arena:
+    with closing(Arena(64 << 20, prefault=False)) as arena:
         runs = HfProcessorRuns(side="frontend", worker_id=None)
         order = StartUp(card, serve_args, POLICY, arena.offer)
         decoding = budget()

@@ -10,7 +10,7 @@ from common.lru import Lru
 from common.transfer.arena.arena import Arena
 from common.transfer.shared_arena import ArenaKeeper, SharedArena
 from frontend.processing.batch import Batch, Processed
-from frontend.processing.processed_once import Flights, SharedMedia
+from frontend.processing.processed_once import Flights
 from frontend.processing.store import ArenaStore
 from tests.unit.frontend.processing.media import batch_of, broken_image, made_up
 from tests.waiting import until
@@ -27,9 +27,7 @@ class Frontend:
         self.open = asyncio.Event()
         self.began: list[str] = []
         self.error: Exception | None = None
-        assert self.store.directory is not None
-        shared = SharedMedia(self.store.directory, self.store)
-        self.flights = Flights(self, Lru(9), shared)
+        self.flights = Flights(self, Lru(9), self.store)
 
     async def run(self, batch: Batch, abandoned: Callable[[], bool]) -> list[Processed]:
         names = [medium.content.data.decode() for medium in batch.media]
@@ -105,8 +103,8 @@ async def test_what_one_fails_at_the_other_tries(two: Two) -> None:
 
 async def test_what_is_like_nothing_else_is_not_asked_for(two: Two) -> None:
     one, _ = two
-    assert one.store.directory is not None
-    shared = SharedMedia(one.store.directory, one.store)
+    shared = one.store.directory
+    assert shared is not None
     key = object()
     assert await shared.claim(key) is None
     assert await shared.claim(key) is None

@@ -15,8 +15,10 @@ import signal
 import socket
 import sys
 import threading
+from typing import Final
 
-from frontend.media_processes.messages import FORK
+FORK: Final = b"fork"
+"""Request for a child, with its file descriptor. The answer is the child's pid, and its pidfd."""
 
 
 def main() -> None:

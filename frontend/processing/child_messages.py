@@ -16,17 +16,12 @@ They travel over a private socket pair, so they may be pickled. In turns:
 from argparse import Namespace
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
 
 from common.identity import MmHash
 from common.observability.log_lines import LogSetup
 from common.request_plane.card import WorkerCard
 from common.transfer.arena import ArenaOffer
 from frontend.media_limits import FetchPolicy
-
-FORK: Final = b"fork"
-"""Request to a fork server, with the child's file descriptor. The answer is the child's pid, and
-its pidfd."""
 
 
 @dataclass(frozen=True)
