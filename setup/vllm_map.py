@@ -95,9 +95,6 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     },
     "bodies of errors": {
         "frontend/asgi.py": ("vllm.entrypoints.serve.engine.protocol",),
-        "frontend/http/streaming/early_stream_errors.py": (
-            "vllm.entrypoints.serve.engine.protocol",
-        ),
     },
     "events of streams": {
         "frontend/http/streaming/merging.py": ("vllm.utils.async_utils",),
@@ -139,7 +136,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         ),
     },
     "structures of answers": {
-        "frontend/bounded/outlines_trial.py": ("vllm.v1.structured_output.backend_outlines",),
+        "frontend/bounded/structure_server.py": ("vllm.v1.structured_output.backend_outlines",),
         "frontend/processing/structures.py": (
             "vllm.config",
             "vllm.entrypoints.generate.base.protocol",

@@ -36,9 +36,8 @@ from vllm.multimodal.media import image as media_image
 from vllm.multimodal.video_decoders import torchcodec
 
 from common.media.avif_size import avif_pixels
-from common.media.container_tables import claims_too_much
+from common.media.container_tables import fault_of
 from common.media.formats import AVIF, FFMPEG_FORMATS, IMAGE_FORMATS
-from common.media.metadata_limit import has_too_much_metadata
 from common.media.picture_strips import LARGE, is_large, strips
 from common.media.resampling import thrifty_resampler
 from common.media.tensor_files import load as load_tensor
@@ -291,10 +290,8 @@ def _limit_ffmpegs_memory() -> None:
 def _check_tables(data: bytes) -> None:
     """Raise ValueError if a medium's tables would make FFmpeg allocate for missing data, or its
     metadata take hours."""
-    if claims_too_much(data):
-        raise ValueError("The medium claims more samples than it can hold")
-    if has_too_much_metadata(data):
-        raise ValueError("The medium has too many titles, chapters or other metadata")
+    if fault := fault_of(data):
+        raise ValueError(f"The medium {fault}")
 
 
 class _Timed(BytesIO):

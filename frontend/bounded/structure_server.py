@@ -59,6 +59,33 @@ def compile_by_guidance(compact: bool, order: Structure) -> bytes:
     return COMPILES if _is_read_quickly(compact, order) else b""
 
 
+def compile_by_outlines(vocabulary: Any, order: Structure) -> bytes:
+    """Return ``COMPILES``, ``REFUSED``, or nothing if it costs too much; masks are all compiled.
+
+    Imports vLLM, which structures for other backends do without.
+    """
+    from outlines_core import Index, json_schema
+    from vllm.exceptions import VLLMValidationError
+    from vllm.v1.structured_output.backend_outlines import validate_regex_is_buildable
+
+    if order.kind not in ("json", "regex"):
+        return REFUSED
+    began = time.process_time()
+    try:
+        pattern = order.text
+        if order.kind == "json":
+            pattern = json_schema.build_regex_from_schema(order.text)
+        validate_regex_is_buildable(pattern)
+        if time.process_time() - began > READ_S:
+            return b""
+        Index(pattern, vocabulary)
+    except (RecursionError, OverflowError):
+        return b""  # vLLM would answer 500
+    except (VLLMValidationError, RuntimeError, ValueError, TypeError, KeyError):
+        return REFUSED
+    return COMPILES
+
+
 def _is_read_quickly(compact: bool, order: Structure) -> bool:
     """Return whether guidance takes little time and memory. An array of 100 million items, in a
     request of 120 bytes, ended one worker after the other.
@@ -157,8 +184,6 @@ def _trial(vocabulary: Vocabulary) -> Callable[[Structure], bytes]:
     if vocabulary.backend == "guidance":
         return partial(compile_by_guidance, vocabulary.compact)
     if vocabulary.backend == "outlines":
-        from frontend.bounded.outlines_trial import compile_by_outlines
-
         return partial(compile_by_outlines, vocabulary.outlines)
     info = xgrammar.TokenizerInfo.deserialize_json(vocabulary.info)
     falls_back = vocabulary.backend == "auto"

@@ -18,10 +18,9 @@ from vllm import envs
 from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, VideoMediaIO
 from vllm.multimodal.media.audio import load_audio
 
-from common.media.container_tables import claims_too_much
+from common.media.container_tables import fault_of
 from common.media.decoder_guard import guard_decoders, limit_frames
 from common.media.formats import IMAGE_FORMATS, is_known_container, name_of, name_of_unread
-from common.media.metadata_limit import has_too_much_metadata
 from common.vllm_compat.features import count_frames_with
 from frontend.fetch.content import Content
 from frontend.fetch.picture_limit import picture_pixels, said_by_pillow, too_many_pixels
@@ -146,10 +145,8 @@ def _decode(
     elif isinstance(media_io, (AudioMediaIO, VideoMediaIO)) and not content.jpeg_frames:
         if not is_known_container(data):
             raise RefusedError(_unread(data))
-        if claims_too_much(data):
-            raise RefusedError("it claims more samples than it can hold")
-        if has_too_much_metadata(data):
-            raise RefusedError("it has too many titles, chapters or other metadata")
+        if fault := fault_of(data):
+            raise RefusedError(f"it {fault}")
         if isinstance(media_io, AudioMediaIO):
             return _decode_sound(data, media_io, admit)
     if isinstance(media_io, VideoMediaIO):

@@ -35,5 +35,5 @@ from frontend.http.server.vllm_server import (
     uvicorn_config,
 )
 from frontend.http.settings import HttpSettings
-from frontend.http.streaming.early_stream_errors import hold_stream_heads
+from frontend.http.streaming.stream_errors import hold_stream_heads
 from frontend.http.streaming.whole_answers import send_deferred_parts

@@ -38,7 +38,6 @@ from common.errors import (
 )
 from frontend.asgi import App, as_vllm_error, error_answer, overload_answer
 from frontend.gate import fail_fast, take_parsed_bodies
-from frontend.http.access.cors import Cors
 from frontend.http.limits import content_parts
 from frontend.http.limits.connection import HeadLimits, connections
 from frontend.http.operator.operate import Operating, vllms_routes
@@ -299,6 +298,36 @@ def _keep_alive_s() -> int:
     if envs.is_set("VLLM_HTTP_TIMEOUT_KEEP_ALIVE"):
         return envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE
     return KEEP_ALIVE_S
+
+
+EXPOSED: Final = ("Retry-After", "X-Request-Id")
+"""Headers that pages may read beside the usual ones."""
+
+
+class Cors(CORSMiddleware):
+    """CORS headers (``--allowed-origins`` and the like) on every answer; answers preflights itself.
+
+    vLLM's app would set them only on its own answers: a page would see "failed to fetch" where a
+    429 tells when to retry.
+    """
+
+    def __init__(self, app: App, args: Namespace) -> None:
+        super().__init__(
+            app,
+            allow_origins=args.allowed_origins,
+            allow_credentials=args.allow_credentials,
+            allow_methods=args.allowed_methods,
+            allow_headers=args.allowed_headers,
+            expose_headers=EXPOSED,
+        )
+
+    def of_refusal(self, origin: str | None) -> dict[str, str]:
+        """Return the headers of an early rejection, whose ``origin`` may not be known yet."""
+        if self.allow_all_origins and not self.allow_credentials:
+            return self.simple_headers
+        if origin is None or not self.is_allowed_origin(origin):
+            return {}
+        return self.simple_headers | {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
 
 
 def uvicorn_config(app: App, args: Namespace, settings: HttpSettings) -> uvicorn.Config:

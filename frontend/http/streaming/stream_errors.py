@@ -1,14 +1,19 @@
-"""Errors of streams on vLLM's Anthropic and Responses routes.
+"""Errors of streams: with a status before the first byte, as the route's own event afterwards.
+
+vLLM's server answers 200 as soon as a prompt is rendered, and reports later errors, e.g. that all
+workers are busy, as the only event. A client or load balancer would see a success.
 
 vLLM's Anthropic route reads a chat's error as a chunk, and tells what Pydantic says to that; its
-Responses route closes the connection. Here :mod:`.early_stream_errors` answers an error before the
-first output with its status, and a later one is the event that clients of the route know.
+Responses route closes the connection. Here
+an error after the first output is the event that clients of the route know.
 """
 
 import json
+import re
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
+from http import HTTPStatus
 from typing import Any, Final, NoReturn
 
 from fastapi import FastAPI
@@ -18,6 +23,7 @@ from openai.types.responses.response_text_delta_event import Logprob as DeltaLog
 from openai.types.responses.response_text_delta_event import (
     LogprobTopLogprob as DeltaTopLogprob,
 )
+from pydantic import ValidationError
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.openai.responses.context import SimpleContext
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
@@ -26,7 +32,9 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import GenerationError, VLLMError
 from vllm.parser.abstract_parser import Parser
 
+from frontend.asgi import Arrival, Message, Send
 from frontend.http.error_shapes import as_anthropics
+from frontend.http.limits.connection import WRITE_NOW
 from frontend.http.streaming.parsing import ParsesAside, aside, paced, these, timed
 from frontend.http.streaming.whole_answers import (
     DeferredParts,
@@ -36,7 +44,10 @@ from frontend.http.streaming.whole_answers import (
     joined,
     written,
 )
+from frontend.request import DirectEvents
 from frontend.request_context import current_context
+
+_ERROR_EVENT: Final = re.compile(rb'(?:event: \w+\n)?data: (\{"error".*)')
 
 EARLY: Final = "data: "
 """Prefix of an error that comes first, whose event has no name."""
@@ -258,3 +269,68 @@ def _said(failed: ErrorResponse, number: int) -> ResponseErrorEvent:
         param=failed.error.param,
         sequence_number=number,
     )
+
+
+async def hold_stream_heads(arrival: Arrival) -> None:
+    """Hold a stream's head back until its first event; offer later ones the direct way."""
+    write = arrival.scope.get(WRITE_NOW)
+    if write is not None:
+        events = DirectEvents(write)
+        arrival.context.put(events)
+        arrival.held.callback(events.close)
+    send = arrival.send
+    head: Message | None = None
+    failed = False
+
+    async def hold(message: Message) -> None:
+        nonlocal head, failed
+        if failed:
+            return  # the end of a stream that became an error
+        if _starts_stream(message):
+            head = message
+            return
+        if head is not None:
+            held, head = head, None
+            error = _error_in(message.get("body", b""))
+            if error is not None:
+                failed = True
+                await _send_error(held, error, send)
+                return
+            await send(held)
+        await send(message)
+
+    arrival.send = hold
+
+
+def _starts_stream(message: Message) -> bool:
+    return (
+        message["type"] == "http.response.start"
+        and message["status"] == HTTPStatus.OK
+        and any(
+            name.lower() == b"content-type" and value.startswith(b"text/event-stream")
+            for name, value in message.get("headers", ())
+        )
+    )
+
+
+def _error_in(body: bytes) -> ErrorResponse | None:
+    event = _ERROR_EVENT.match(body)
+    if event is None:
+        return None
+    try:
+        return ErrorResponse.model_validate_json(event[1])
+    except ValidationError:
+        return None  # not vLLM's: a stream like any other
+
+
+async def _send_error(head: Message, error: ErrorResponse, send: Send) -> None:
+    body = error.model_dump_json().encode()
+    headers = [
+        (name, value)
+        for name, value in head.get("headers", ())
+        if name.lower() not in (b"content-type", b"content-length")
+    ]
+    headers.append((b"content-type", b"application/json"))
+    headers.append((b"content-length", b"%d" % len(body)))
+    await send({**head, "status": error.error.code, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

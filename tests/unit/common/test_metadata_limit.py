@@ -10,8 +10,8 @@ import pytest
 from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, VideoMediaIO
 
 from common.media import decoder_guard
+from common.media.container_tables import MAX_ENTRIES, has_too_much_metadata
 from common.media.decoder_guard import guard_decoders
-from common.media.metadata_limit import MAX_ENTRIES, has_too_much_metadata
 from frontend.fetch.content import Content
 from frontend.fetch.decoders import decode
 from frontend.media_limits.policy import FetchPolicy, RefusedError

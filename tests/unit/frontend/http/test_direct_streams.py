@@ -40,7 +40,7 @@ from common.request_plane.protocol import Output, Submit
 from frontend.asgi import App, Door, Message, Receive, Scope, Send
 from frontend.http.limits.connection import WRITE_NOW
 from frontend.http.settings import HttpSettings
-from frontend.http.streaming.early_stream_errors import hold_stream_heads
+from frontend.http.streaming.stream_errors import hold_stream_heads
 from frontend.http.streaming.token_streams import Chats, Completions
 from frontend.media_limits.budget import Budget, Reservation
 from frontend.processing.preprocessor import ProcessedPrompt

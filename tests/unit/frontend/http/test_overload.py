@@ -13,7 +13,7 @@ from frontend.asgi import App, Door, overload_answer
 from frontend.http.error_shapes import say_when_to_retry
 from frontend.http.limits.admission import Admission
 from frontend.http.settings import HttpSettings
-from frontend.http.streaming.early_stream_errors import hold_stream_heads
+from frontend.http.streaming.stream_errors import hold_stream_heads
 from tests.waiting import until
 
 ERROR = (

@@ -14,8 +14,7 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import GenerationError, GracefulHTTPError
 
 from frontend.asgi import Door, Message, Receive, Scope, Send
-from frontend.http.streaming.early_stream_errors import hold_stream_heads
-from frontend.http.streaming.stream_errors import Messages, Responses
+from frontend.http.streaming.stream_errors import Messages, Responses, hold_stream_heads
 from tests.by_version import since_033
 
 LOST = GracefulHTTPError("worker w1 was lost", HTTPStatus.SERVICE_UNAVAILABLE)

@@ -27,7 +27,7 @@ from vllm.sampling_params import BeamSearchParams
 from frontend.asgi import App, Door, Message, Receive, Scope, Send
 from frontend.http.limits.connection import WRITE_NOW
 from frontend.http.settings import HttpSettings
-from frontend.http.streaming.early_stream_errors import hold_stream_heads
+from frontend.http.streaming.stream_errors import hold_stream_heads
 from frontend.http.streaming.token_streams import Chats, Completions, Tokens, own_streams
 from tests.unit.frontend.http.serving import post, serving
 
