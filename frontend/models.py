@@ -18,7 +18,7 @@ from typing import Self
 from fastapi import APIRouter, FastAPI
 from starlette.routing import Match
 
-from common.aio.supervised import once
+from common.aio.supervised import once, stop_tasks
 from common.errors import ConfigurationError, MmRouterError
 from common.observability.live_metrics import Row
 from common.observability.log_lines import log_progress
@@ -218,9 +218,7 @@ class Models:
 
     async def close(self) -> None:
         await self.fleets.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await stop_tasks(self._tasks)
         await asyncio.gather(*self._leaving, return_exceptions=True)
 
     def _came(self, fleet: Fleet, gone: asyncio.Event) -> None:

@@ -14,7 +14,6 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty
@@ -56,29 +55,22 @@ class Replays:
     """Replays to the readers of one rank. For one thread. Sets ROUTER_MANDATORY, so that a full
     queue or a disconnected reader is an error."""
 
-    def __init__(
-        self,
-        socket: zmq.Socket[bytes],
-        topic: bytes,
-        log: EventLog,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], topic: bytes, log: EventLog) -> None:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket = socket
         self._topic = topic
         self._log = log
-        self._clock = clock
         self._readers: dict[bytes, _Reader] = {}
 
     def turn(self) -> bool:
         """Read requests and send for one time slice; return whether readers still wait."""
-        ends = self._clock() + _TURN_S
+        ends = time.monotonic() + _TURN_S
         self._take_questions()
-        while self._log.work() and self._clock() < ends:
+        while self._log.work() and time.monotonic() < ends:
             pass
         for name in list(self._readers):
             self._serve(name, ends)
-            if self._clock() > ends:
+            if time.monotonic() > ends:
                 break
         return bool(self._readers)
 
@@ -93,7 +85,7 @@ class Replays:
             start = int.from_bytes(frames[2], "big")
             # A repeated request replaces the earlier one.
             self._readers.pop(frames[0], None)
-            self._readers[frames[0]] = _Reader(start, None, self._clock())
+            self._readers[frames[0]] = _Reader(start, None, time.monotonic())
 
     def _serve(self, name: bytes, ends: float) -> None:
         """Send to one reader, and requeue it behind the other readers."""
@@ -101,7 +93,7 @@ class Replays:
         try:
             done = self._send(name, reader, ends)
         except zmq.Again:
-            done = self._clock() - reader.moved > _STUCK_S
+            done = time.monotonic() - reader.moved > _STUCK_S
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
@@ -121,7 +113,7 @@ class Replays:
             frames = (name, b"", self._topic, number.to_bytes(_NUMBER_BYTES, "big"), payload)
             self._socket.send_multipart(frames, zmq.DONTWAIT)
             reader.left.popleft()
-            reader.moved = self._clock()
+            reader.moved = time.monotonic()
             if reader.moved > ends:
                 return False
         self._socket.send_multipart((name, b"", b"", _END, b""), zmq.DONTWAIT)

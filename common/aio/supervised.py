@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Final
+from typing import Any, Final
 
 from common.backoff import Backoff
 from common.observability.telemetry import TASK_FAILURES
@@ -76,8 +76,8 @@ async def once(task: str, work: Work, failed: Callable[[BaseException], None]) -
         failed(error)
 
 
-def note_failure(task: str, ended: "asyncio.Task[None]") -> None:
-    """Log and count the error of a short task, as its done callback."""
+def note_failure(task: str, ended: "asyncio.Future[Any]") -> None:
+    """Log and count the error of a short task, or of work in a thread, as its done callback."""
     if not ended.cancelled() and (error := ended.exception()) is not None:
         TASK_FAILURES.labels(task).inc()
         logger.error("%s failed", task, exc_info=error)

@@ -6,18 +6,18 @@ Also the sender base class of all arena transports: write once, lease often.
 import asyncio
 from abc import abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from typing import ClassVar
 
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
+from common.aio.supervised import note_failure
 from common.errors import ArenaUnavailableError
 from common.identity import MmHash
 from common.observability.telemetry import INTERNAL_ERRORS
 from common.transfer.arena import (
     HEADER_SIZE,
     SEGMENT_ALIGNMENT,
-    SHARED_MEMORY,
     ArenaAccess,
     ArenaMapping,
     ArenaOffer,
@@ -94,9 +94,8 @@ class ShmReceiver(MmKwargsReceiver[ShmMetadata]):
     transport: ClassVar[Transport] = "shm"
     metadata_type = ShmMetadata
 
-    def __init__(self, directory: Path = SHARED_MEMORY) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._directory = directory
         self._mappings: dict[str, ArenaMapping] = {}
         self._attachments = Attachments(self._unmap)
         self._pages = PrivatePages()
@@ -111,7 +110,7 @@ class ShmReceiver(MmKwargsReceiver[ShmMetadata]):
         """Map a frontend's arena until all attachments are detached. Cancelling leaves nothing
         behind. Raises ArenaUnavailableError: it can't be read here; another transport may."""
         if not self._is_mapped(offer):
-            mapping = await asyncio.to_thread(ArenaMapping.open, offer, self._directory)
+            mapping = await asyncio.to_thread(ArenaMapping.open, offer)
             if not self._is_mapped(offer):  # no other task was faster
                 self._mappings[offer.name] = mapping
         return self._attachments.add(offer.name)
@@ -130,7 +129,8 @@ class ShmReceiver(MmKwargsReceiver[ShmMetadata]):
     def _unmap(self, name: str) -> None:
         self._mappings.pop(name, None)
         # The frontend may have been killed, and none may start on this host again.
-        asyncio.get_running_loop().run_in_executor(None, reap_orphans, self._directory)
+        reaping = asyncio.get_running_loop().run_in_executor(None, reap_orphans)
+        reaping.add_done_callback(partial(note_failure, "reap_orphans"))
 
     async def _receive(self, metadata: ShmMetadata, frames: Sequence[memoryview]) -> Received:
         mapping = self.mapping(metadata.arena)

@@ -29,7 +29,6 @@ from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
 from common.errors import NotResumableError
 from common.request_plane.protocol import Submit
-from common.vllm_compat import text_streams
 
 _LONGEST_LETTER = 4
 """Tokens that one letter of UTF-8 may span."""
@@ -120,7 +119,6 @@ class Continuation(Resume):
             prompt_token_ids=[*(submit.prompt_token_ids or []), *choice.token_ids],
             sampling_params=_continued(params, len(choice.token_ids)),
         )
-        text_streams.install()  # as in workers, or texts would differ
         self._logprob_before = choice.cumulative_logprob
         self._detokenizer = IncrementalDetokenizer.from_new_request(
             tokenizer if params.detokenize else None,

@@ -9,7 +9,7 @@ tensors itself: such a request must not go round the fleet.
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from common.errors import (
@@ -226,24 +226,20 @@ def _without_traces(error: MmRouterError) -> MmRouterError:
     return error
 
 
+_FAILURES: Final[Mapping[FailureKind, type[MmRouterError]]] = {
+    FailureKind.BUSY: WorkerBusyError,
+    FailureKind.MEDIA: MediaUnavailableError,
+    FailureKind.ENGINE_DEAD: EngineGoneError,
+    FailureKind.ENGINE: EngineFailedError,
+    FailureKind.ABORTED: WorkerLostError,
+    FailureKind.LATE: DeadlineExceededError,
+    FailureKind.PROTOCOL: ProtocolError,
+}
+
+
 def failure(worker_id: WorkerId, failed: Failed) -> MmRouterError:
     """Return the error of a failed request; its type tells whether another worker may succeed."""
     said = failed.message[:LONGEST_MESSAGE]
-    message = f"worker {worker_id}: {said}"
-    match failed.kind:
-        case FailureKind.INVALID:
-            return RequestRejectedError(said)
-        case FailureKind.BUSY:
-            return WorkerBusyError(message)
-        case FailureKind.MEDIA:
-            return MediaUnavailableError(message)
-        case FailureKind.ENGINE_DEAD:
-            return EngineGoneError(message)
-        case FailureKind.ENGINE:
-            return EngineFailedError(message)
-        case FailureKind.ABORTED:
-            return WorkerLostError(message)
-        case FailureKind.LATE:
-            return DeadlineExceededError(message)
-        case FailureKind.PROTOCOL:
-            return ProtocolError(message)
+    if failed.kind is FailureKind.INVALID:
+        return RequestRejectedError(said)
+    return _FAILURES[failed.kind](f"worker {worker_id}: {said}")

@@ -36,6 +36,7 @@ from common.observability.telemetry import MEDIA_ITEMS, REQUESTS, stage
 from common.request_plane.lifecycle import Event, Lifecycle
 from common.request_plane.protocol import MOST_NEW_BLOCKS, Ack, Failed, Nack, Output, Submit
 from common.transfer.base import MediaHandle
+from common.vllm_compat import text_streams
 from frontend.processing import MediaItem, ProcessedPrompt
 from frontend.request.answer_limits import check_choices, check_logprobs, check_structure
 from frontend.request.deadlines import Deadlines
@@ -169,6 +170,7 @@ class RequestRunner:
         self._media_sender = media_sender
         self._faults = faults
         self.retry_budget = RetryBudget()
+        text_streams.install()  # as in workers, or continued texts would differ
 
     async def run(self, request: GenerateRequest) -> AsyncGenerator[AnyOutput, None]:
         """Yield the answer; closing aborts. Raises MmRouterError, or VLLMError if wrong."""

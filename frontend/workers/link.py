@@ -20,7 +20,7 @@ import zmq.asyncio
 
 from common.aio.cleanup import undo_on_error
 from common.aio.ipc import PendingCalls
-from common.aio.supervised import Work, once
+from common.aio.supervised import Work, once, stop_tasks
 from common.errors import (
     DuplicateRequestError,
     ProtocolError,
@@ -324,10 +324,8 @@ class WorkerLink:
                 await self._send(Leave())
         quiet = time.monotonic() - self._last_heard > QUIET_S
         self._lose(reason, WorkerDiedError if quiet else WorkerLostError)
-        for task in self._tasks:
-            task.cancel()
         try:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await stop_tasks(self._tasks)
         finally:  # even if cancelled: the event loop keeps an open socket
             self._close_socket()
 

@@ -9,7 +9,6 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import cloudpickle
@@ -63,19 +62,12 @@ class _Held(Segment):
 class SharedArena(ArenaAccess):
     """Another process's arena, mapped here."""
 
-    def __init__(
-        self,
-        offer: ArenaOffer,
-        end: socket.socket,
-        *,
-        processes: int = 1,
-        directory: Path = SHARED_MEMORY,
-    ) -> None:
+    def __init__(self, offer: ArenaOffer, end: socket.socket, *, processes: int = 1) -> None:
         """Map the arena. The keeper has attached the other end of the pair; ``processes`` share the
         arena. Raises ArenaUnavailableError: the arena is gone."""
         self.offer = offer
-        self._path = directory / offer.name
-        self._memory = ArenaMapping.open(offer, directory, writable=True).memory
+        self._path = SHARED_MEMORY / offer.name
+        self._memory = ArenaMapping.open(offer, writable=True).memory
         self._lock = threading.Lock()
         self._held: dict[MmHash, _Held] = {}
         self._most_idle = int(offer.size * KEPT_SHARE / processes)

@@ -96,13 +96,6 @@ def _start_profile(profile: Profile | None = None) -> Operation:
     return StartProfile(**({} if profile is None else profile.model_dump()))
 
 
-def _plain(kind: Callable[[], Operation]) -> Read:
-    def read() -> Operation:
-        return kind()
-
-    return read
-
-
 _WITH_PARAMETERS: Final[Mapping[type[Operation], Read]] = MappingProxyType(
     {
         Sleep: _sleep,
@@ -117,7 +110,7 @@ _WITH_PARAMETERS: Final[Mapping[type[Operation], Read]] = MappingProxyType(
 
 READS: Final[Mapping[str, Read]] = MappingProxyType(
     {
-        str(kind.__struct_config__.tag): _WITH_PARAMETERS.get(kind) or _plain(kind)
+        str(kind.__struct_config__.tag): _WITH_PARAMETERS.get(kind, kind)
         for kind in get_args(Operation)
     }
 )
