@@ -26,6 +26,7 @@ from common.request_plane.card import WorkerCard
 logger = logging.getLogger(__name__)
 
 RENEW_S: Final = 1.0  # also a starting frontend's wait to learn which workers live
+MAX_PROBLEMS: Final = 100  # logged while nothing succeeds: a server's texts may never be the same
 WITHDRAW_S: Final = 5.0  # how long a leaving worker waits for a place that does not answer
 
 
@@ -184,7 +185,7 @@ class RenewedPublisher(CardPublisher):
                 await self._renew()
             except (OSError, DiscoveryError) as error:
                 DISCOVERY_ERRORS.labels("renewal").inc()
-                if str(error) not in said:
+                if str(error) not in said and len(said) < MAX_PROBLEMS:
                     said.add(str(error))
                     logger.warning("the lease of the card can't be renewed: %s", error)
             else:

@@ -17,7 +17,14 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from common.backoff import Backoff
-from common.discovery.base import CardChange, CardGone, CardPresent, CardRefused, CardWatcher
+from common.discovery.base import (
+    MAX_PROBLEMS,
+    CardChange,
+    CardGone,
+    CardPresent,
+    CardRefused,
+    CardWatcher,
+)
 from common.discovery.sealed_cards import unseal
 from common.errors import CardError, CardKeyError, DiscoveryError
 from common.fleet_key import FleetKey
@@ -294,6 +301,6 @@ class PollingWatcher(CardWatcher):
 
     def _note_problem(self, error: DiscoveryError) -> None:
         DISCOVERY_ERRORS.labels("listing").inc()
-        if str(error) not in self._problems and len(self._problems) < MAX_ODD:
+        if str(error) not in self._problems and len(self._problems) < MAX_PROBLEMS:
             self._problems.add(str(error))
             logger.error("no cards can be read, the last ones stay: %s", error)

@@ -24,6 +24,8 @@ PAGE: Final = 512  # keys to list at once, without their values, unless they are
 
 MAX_ANSWER: Final = 32 << 20  # bytes of one answer; 16 values of etcd's default limit have 24 MiB
 
+LONGEST_SAID: Final = 300  # characters of a server's message in our log
+
 _CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_ANSWER),
     ("grpc.enable_http_proxy", 0),  # the proxy for users' media is not for cards
@@ -55,7 +57,7 @@ class EtcdRefusedError(DiscoveryError):
     """etcd refused a valid request: the object is missing (an expired lease), or exists."""
 
     def __init__(self, error: grpc.aio.AioRpcError) -> None:
-        super().__init__(f"etcd refuses: {error.details()}")
+        super().__init__(f"etcd refuses: {_said(error)}")
         self.not_found = error.code() is grpc.StatusCode.NOT_FOUND
         self.exists = "already exists" in str(error.details())
 
@@ -235,7 +237,7 @@ class EtcdClient:
         said = str(error)
         if isinstance(error, grpc.aio.AioRpcError):
             late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            said = "" if late else str(error.details())
+            said = "" if late else _said(error)
         return DiscoveryError(f"etcd at {endpoint} can't be used: {said or 'no answer in time'}")
 
     def _next_member(self) -> None:
@@ -314,6 +316,11 @@ def _check_certificates(access: EtcdAccess) -> None:
         raise DiscoveryError(
             f"{access.certificate} and {access.key} are no certificate and its plain key"
         ) from None
+
+
+def _said(error: grpc.aio.AioRpcError) -> str:
+    """Return what a server, or a proxy before it, says: on one line, shortened."""
+    return " ".join(str(error.details()).split())[:LONGEST_SAID]
 
 
 def _end_of(prefix: bytes) -> bytes:

@@ -7,11 +7,13 @@ from contextlib import aclosing
 import pytest
 
 from common.discovery import watcher
-from common.discovery.base import CardPresent
+from common.discovery.base import MAX_PROBLEMS, CardPresent, RenewedPublisher
 from common.discovery.watcher import Entry, Odd, Place, PollingWatcher
 from common.errors import DiscoveryError
 from common.identity import Incarnation, WorkerId
+from common.request_plane.card import WorkerCard
 from tests.fakes.cards import make_card
+from tests.waiting import until
 
 
 class Listed(Place):
@@ -110,6 +112,29 @@ async def test_problems_that_are_never_the_same_are_remembered_up_to_a_limit(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     seen = PollingWatcher(Listed([]), None)
-    for number in range(3 * watcher.MAX_ODD):
+    for number in range(3 * MAX_PROBLEMS):
         seen._note_problem(DiscoveryError(f"at {number}"))
-    assert len(seen._problems) == len(caplog.records) == watcher.MAX_ODD
+    assert len(seen._problems) == len(caplog.records) == MAX_PROBLEMS
+
+
+async def test_a_renewal_that_never_fails_the_same_way_is_logged_up_to_a_limit(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Failing(RenewedPublisher):
+        tries = 0
+
+        async def check(self, worker_id: WorkerId, incarnation: Incarnation) -> None: ...
+
+        async def publish(self, card: WorkerCard) -> None: ...
+
+        async def _remove(self) -> None: ...
+
+        async def _renew(self) -> None:
+            self.tries += 1
+            raise DiscoveryError(f"at {self.tries}")
+
+    failing = Failing(None, 0.0)
+    failing.keep_renewed()
+    await until(lambda: failing.tries > 2 * MAX_PROBLEMS)
+    await failing.withdraw()
+    assert len(caplog.records) == MAX_PROBLEMS
