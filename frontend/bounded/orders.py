@@ -24,9 +24,10 @@ COMPILES: Final = b"+"
 REFUSED: Final = b"-"
 """A backend refuses the structure, at no cost; or a template raised an error, which follows."""
 
-READ_S: Final = 1.0
-"""CPU seconds to read a structure for guidance or outlines. vLLM reads it in a frontend's one
-tokenizer thread, and on the event loop of a worker."""
+READ_S: Final = 0.5
+"""CPU seconds to read a structure, by whichever compiler. vLLM reads it in a frontend's one
+tokenizer thread, and on the event loop of a worker: a ``pattern`` of 46 bytes took 3 s in each.
+128 tools of 6 parameters take 0.02 s, ``.{1,500}`` as well."""
 
 OK: Final = b"+"
 """The template was rendered; the prompt, or the format of contents, follows."""

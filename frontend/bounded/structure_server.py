@@ -21,6 +21,7 @@ import numpy as np
 import xgrammar
 
 from frontend.bounded.forks import serve
+from frontend.bounded.nullable_runs import MAX_RUN, longest_run
 from frontend.bounded.orders import (
     COMPILES,
     READ_S,
@@ -45,6 +46,10 @@ def compile_by_xgrammar(
     compiler = xgrammar.GrammarCompiler(info, max_threads=THREADS, cache_enabled=False)
     said = COMPILES
     try:
+        began = time.process_time()
+        grammar = _read(order)
+        if time.process_time() - began > READ_S or longest_run(str(grammar)) > MAX_RUN:
+            return b""
         if not _is_quick(_compile(compiler, compact, order)):
             return b""
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -152,21 +157,38 @@ def _compile(
         case "lark":
             return compiler.compile_lark(order.text)
         case "structural_tag":
-            return _compile_tag(compiler, order.text)
+            return compiler.compile_structural_tag(*_tag(order.text))
     raise ValueError(f"no kind of structure: {order.kind}")
 
 
-def _compile_tag(compiler: xgrammar.GrammarCompiler, text: str) -> xgrammar.CompiledGrammar:
+def _read(order: Structure) -> xgrammar.Grammar:
+    """Read a structure as vLLM does to validate it."""
+    match order.kind:
+        case "json":
+            return xgrammar.Grammar.from_json_schema(order.text)
+        case "regex":
+            return xgrammar.Grammar.from_regex(order.text)
+        case "grammar":
+            return xgrammar.Grammar.from_ebnf(order.text)
+        case "lark":
+            return xgrammar.Grammar.from_lark(order.text)
+        case "structural_tag":
+            return xgrammar.Grammar.from_structural_tag(*_tag(order.text))
+    raise ValueError(f"no kind of structure: {order.kind}")
+
+
+def _tag(text: str) -> tuple[Any, ...]:
+    """Return a tag as xgrammar takes it; older ones are items and their triggers."""
     tag: Any = json.loads(text)
     if "structures" not in tag:
-        return compiler.compile_structural_tag(text)
+        return (text,)
     items = [
         xgrammar.StructuralTagItem(
             begin=each["begin"], schema=json.dumps(each["schema"]), end=each["end"]
         )
         for each in tag["structures"]
     ]
-    return compiler.compile_structural_tag(items, tag["triggers"])
+    return items, tag["triggers"]
 
 
 def main(descriptor: int) -> None:

@@ -65,6 +65,14 @@ def asked(**wanted: Any) -> SamplingParams:
         },
         {"json": {"type": "array", "minItems": 100_000_000}},
         {"json": {"items": {"type": "integer", "multipleOf": 2}, "maxItems": 100_000_000}},
+        {"json": {"type": "string", "pattern": "^(ab?){3000}$"}},
+        {"regex": "x" * 1000 + "(a*)*" * 200},
+        {
+            "json": {
+                "type": "object",
+                "properties": {"a": {"type": "string", "pattern": "b?" * 200}},
+            }
+        },
     ],
     ids=[
         "schema",
@@ -75,6 +83,8 @@ def asked(**wanted: Any) -> SamplingParams:
         "structural tag",
         "schema that xgrammar refuses",
         "schema that vLLM does not give to xgrammar",
+        "pattern that xgrammar reads for seconds",
+        "regex whose masks take long behind a text",
     ],
 )
 async def test_what_costs_too_much_is_refused(
