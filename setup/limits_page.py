@@ -15,6 +15,8 @@ from frontend.gate.judge import (
     MAX_COMPARED,
     MAX_COPIED,
     MAX_LABELS,
+    MAX_LENGTH_PENALTY,
+    MAX_RENDERED,
     MAX_SHARED,
     MAX_STREAM_INTERVAL,
     NOT_FROM_CLIENTS,
@@ -107,6 +109,8 @@ no stream | {logprobs}; {alone} |
 | characters of a request times its `questions` | {asked} |
 | `repetition_detection`: `max_pattern_size`, squared, times `min_count` and choices | {compared} |
 | `stream_interval` | {interval} |
+| `length_penalty`, or minus it | {penalty:g} |
+| characters of `chat_template_kwargs` times values of messages | {rendered} |
 | parts of a form; bytes of the headers of each, and of each that is no file | {form} |
 
 ## Fields
@@ -161,6 +165,8 @@ def page() -> str:
         repeated=f"{MAX_REPEATED:,}",
         asked=f"{MAX_ASKED:,}",
         compared=f"{MAX_COMPARED:,}",
+        penalty=MAX_LENGTH_PENALTY,
+        rendered=f"{MAX_RENDERED:,}",
         interval=f"{MAX_STREAM_INTERVAL:,}",
         form=f"{MAX_PARTS:,}; {MAX_HEAD_BYTES:,}; {MAX_TEXT_BYTES:,}",
         kinds="\n".join(rows),

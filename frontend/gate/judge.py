@@ -14,6 +14,7 @@ from frontend.gate.fields import (
     MESSAGES,
     NESTED,
     OF_EACH_PROMPT,
+    TEMPLATE_OPTIONS,
     UNKNOWN,
     Limit,
 )
@@ -77,6 +78,14 @@ MAX_COMPARED: Final = 1 << 20
 """Tokens that an engine compares to find repetitions (``repetition_detection``) after each token of
 each choice, between two steps of all its requests: up to 50 ms. Patterns of 8,000 took seconds."""
 
+MAX_RENDERED: Final = 1 << 28
+"""Characters of ``chat_template_kwargs`` times the values of messages. Templates write variables
+such as ``eos_token`` for each message: 0.9 MB became 1.7 GB, and stopped the event loop for 2.5 s.
+"""
+
+MAX_LENGTH_PENALTY: Final = 32.0
+"""Exponent by which a beam search weighs lengths. Powers of larger ones are no numbers."""
+
 VALUE_WEIGHT: Final = 16
 """Weight of a value, in characters: one of a JSON schema takes as long as so many."""
 
@@ -105,7 +114,7 @@ def judge(body: object, max_choices: int) -> None:
 def _judge_fields(body: Body, max_choices: int, *, nested: bool) -> None:
     if len(body) > MAX_FIELDS:
         raise RequestRejectedError(f"the body has more than {MAX_FIELDS} fields")
-    unknown, shared, parts = {}, 0, 0
+    unknown, shared, parts, variables = {}, 0, 0, 0
     for name, value in body.items():
         if name in NESTED and not nested and isinstance(value, dict):
             _judge_fields(value, max_choices, nested=True)
@@ -118,6 +127,8 @@ def _judge_fields(body: Body, max_choices: int, *, nested: bool) -> None:
                 shared += characters + VALUE_WEIGHT * values
             elif limit is MESSAGES:
                 parts += values
+            if limit is TEMPLATE_OPTIONS:
+                variables += characters
             refused = _NAMES_REFUSED.get(name)
             if refused is not None and isinstance(value, dict):
                 _refuse_names(name, value, refused)
@@ -125,6 +136,11 @@ def _judge_fields(body: Body, max_choices: int, *, nested: bool) -> None:
         _measure("what vLLM does not know of the body", unknown, UNKNOWN)
     if parts > MESSAGES.values:
         raise RequestRejectedError(f"messages and inputs have more than {MESSAGES.values} values")
+    if variables * parts > MAX_RENDERED:
+        raise RequestRejectedError(
+            f"`chat_template_kwargs` has more than {MAX_RENDERED} characters when they are counted "
+            "with each value of the messages: send fewer"
+        )
     _judge_cost(body, max_choices, shared)
 
 
@@ -205,6 +221,8 @@ def _judge_cost(body: Body, max_choices: int, shared: int) -> None:
             f"tools or structures) has more than {MAX_SHARED} characters when each of them is "
             f"counted with it, and a value as {VALUE_WEIGHT}: send several requests"
         )
+    if _is_beyond(body.get("length_penalty"), MAX_LENGTH_PENALTY):
+        raise RequestRejectedError(f"`length_penalty` is beyond {MAX_LENGTH_PENALTY:g}")
     if body.get("use_beam_search") and _beam_candidates(body) > MAX_BEAM_CANDIDATES:
         raise RequestRejectedError(
             f"`use_beam_search` with this `n` and `max_tokens` has more than {MAX_BEAM_CANDIDATES} "
@@ -288,3 +306,11 @@ def _number(value: object) -> int:
         except (ValueError, OverflowError):
             return 1
     return 1
+
+
+def _is_beyond(value: object, most: float) -> bool:
+    """Return whether a number, or a text of one, is not within plus or minus ``most``."""
+    try:
+        return isinstance(value, int | float | str) and not -most <= float(value) <= most
+    except (ValueError, OverflowError):
+        return False  # vLLM refuses it

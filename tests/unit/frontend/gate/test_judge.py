@@ -191,6 +191,20 @@ def test_what_clients_send_passes(body: Any) -> None:
             {"use_beam_search": True, "n": "16", "max_completion_tokens": 300},
             "`use_beam_search` with this `n` and `max_tokens`",
         ),
+        *[
+            ({"use_beam_search": True, "length_penalty": power}, "`length_penalty` is beyond 32")
+            for power in (-1e308, "1e3", float("nan"))
+        ],
+        *[
+            (
+                {
+                    "chat_template_kwargs": {"eos_token": "x" * 900_000},
+                    chat: [{"role": "user", "content": "a"}] * 200,
+                },
+                "each value of the messages",
+            )
+            for chat in ("messages", "input")
+        ],
         ({"label_token_ids": [1] * 8000, "items": ["x"] * 16}, "`label_token_ids` times `items`"),
         *[
             (
