@@ -60,6 +60,10 @@ class _Held:
         if more and len(self._body) <= MAX_ERROR_BYTES:
             return
         head, self._head = self._head, None
+        if head["status"] == HTTPStatus.INTERNAL_SERVER_ERROR:
+            # The app may raise after its answer, and the connection is closed then: its client, or
+            # a proxy for others, must not send another request on it.
+            head = {**head, "headers": [*head.get("headers", ()), (b"connection", b"close")]}
         answer = None if more else self._rewrite(head["status"], self._body)
         if answer is not None:
             self._body = json.dumps(answer, separators=(",", ":")).encode()

@@ -139,6 +139,20 @@ async def test_what_is_no_error_of_ours_stays(kind: str) -> None:
     assert expected[kind] in answer
 
 
+async def test_the_connection_of_a_500_is_said_to_close() -> None:
+    """Since it is closed where the app raises after its answer."""
+    app = FastAPI()
+
+    @app.post("/v1/messages")
+    async def messages() -> None:
+        raise KeyError("no")
+
+    settings = HttpSettings()
+    async with serving(behind_door(app, settings=settings), settings) as served:
+        reply = await served.ask(with_body(QUESTION, path=PATH))
+    assert (reply.status, reply.headers["connection"]) == (500, "close")
+
+
 async def test_anthropics_sdk_says_what_is_wrong() -> None:
     settings = HttpSettings(max_body_mb=0.001)
     inside = behind_door(desk(), KEYS, settings=settings)
