@@ -179,7 +179,7 @@ def _read(order: Structure) -> xgrammar.Grammar:
 
 def _tag(text: str) -> tuple[Any, ...]:
     """Return a tag as xgrammar takes it; older ones are items and their triggers."""
-    tag: Any = json.loads(text)
+    tag = json.loads(text)
     if "structures" not in tag:
         return (text,)
     items = [

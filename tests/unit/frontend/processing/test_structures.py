@@ -67,12 +67,6 @@ def asked(**wanted: Any) -> SamplingParams:
         {"json": {"items": {"type": "integer", "multipleOf": 2}, "maxItems": 100_000_000}},
         {"json": {"type": "string", "pattern": "^(ab?){3000}$"}},
         {"regex": "x" * 1000 + "(a*)*" * 200},
-        {
-            "json": {
-                "type": "object",
-                "properties": {"a": {"type": "string", "pattern": "b?" * 200}},
-            }
-        },
     ],
     ids=[
         "schema",
