@@ -114,9 +114,10 @@ async def test_all_load_it_with_vllms_words(office: Office) -> None:
     [
         ({"lora_name": "demo", "lora_path": "/p"}, 400, "conflicts with a served base model."),
         (POEM | {"model": "demo"}, 200, "Success"),
+        (POEM | {"base_model_name": "demo"}, 200, "Success"),  # as Kubernetes' LoRA syncer sends
         (POEM | {"model": "nobody"}, 404, "`nobody` does not exist"),
         ({"lora_name": "poem"}, 422, "lora_path"),
-        (POEM | {"lora_naem": "x"}, 422, "lora_naem"),
+        ({"lora_naem": "x"}, 422, "lora_name"),
         (POEM | {"load_inplace": "yes"}, 422, "load_inplace"),
         ({"lora_name": "", "lora_path": "/p"}, 422, "lora_name"),
     ],

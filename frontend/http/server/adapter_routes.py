@@ -6,6 +6,7 @@ from typing import Final
 
 from fastapi import APIRouter, HTTPException
 from fastapi.responses import PlainTextResponse, Response
+from pydantic import ConfigDict
 from vllm.exceptions import LoRAAdapterNotFoundError
 
 from common.request_plane.operations import (
@@ -32,13 +33,19 @@ _NOT_FOUND: Final = "NotFoundError"
 
 
 class LoadingAtAll(Loading):
-    """vLLM's body, and the ``model`` where there are several."""
+    """vLLM's body, and the ``model`` where there are several. Other fields are ignored, as by
+    vLLM's server: the LoRA syncer of Kubernetes' inference gateway sends ``base_model_name``.
+    """
+
+    model_config = ConfigDict(extra="ignore")
 
     model: str | None = None
 
 
 class UnloadingAtAll(Unloading):
-    """Likewise. ``lora_int_id`` is ignored, as by vLLM's server: each worker has its own."""
+    """Likewise. ``lora_int_id`` is ignored too, as by vLLM's server: each worker has its own."""
+
+    model_config = ConfigDict(extra="ignore")
 
     lora_int_id: int | None = None
     model: str | None = None
