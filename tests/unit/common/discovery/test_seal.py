@@ -3,9 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from common.discovery.sealed_cards import seal, unseal
+from common.discovery.sealed_cards import MAX_UNSEALED, seal, unseal
 from common.errors import CardError, CardKeyError
 from common.fleet_key import FleetKey, new
+from common.request_plane.card import WorkerCard
 from tests.fakes.cards import make_card
 
 
@@ -41,6 +42,20 @@ def test_every_change_is_noticed(key: FleetKey) -> None:
         assert old in data
         with pytest.raises(CardKeyError, match="MAC that is not"):
             unseal(data.replace(old, new_, 1), key)
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_large_card_of_a_stranger_is_not_parsed(
+    key: FleetKey, sealed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new(tmp_path / "other")
+    other = FleetKey.read(tmp_path / "other") if sealed else None
+    large = make_card(model={"hf_overrides": {"x": "x" * MAX_UNSEALED}})
+    data = seal(large, other)
+    assert unseal(seal(large, key), key) == large
+    monkeypatch.setattr(WorkerCard, "from_json", None)
+    with pytest.raises(CardKeyError, match="a worker refused: its card has"):
+        unseal(data, key)
 
 
 def test_a_mac_from_elsewhere_is_none(key: FleetKey) -> None:
