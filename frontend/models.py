@@ -137,7 +137,10 @@ def _client(preprocessor: Preprocessor, fleet: Fleet, shared: Shared) -> RoutedE
         shared.args.faults,
         model=preprocessor.card.served_model_names[0],
     )
-    return RoutedEngineClient(preprocessor, fleet, fleet.router, runner, shared.siblings)
+    most_calls = shared.args.http.max_inflight
+    return RoutedEngineClient(
+        preprocessor, fleet, fleet.router, runner, most_calls, shared.siblings
+    )
 
 
 def operator_routers(

@@ -27,6 +27,7 @@ from frontend.gate.judge import (
 from frontend.http.operator.vllm_routes import ADAPTERS, PROFILER, REFUSED
 from frontend.http.settings import TOKENS_AN_INPUT
 from frontend.request.answer_limits import MAX_LOGPROBS, MAX_OF_ONE, MAX_REPEATED
+from frontend.request.call_gate import FEW_CHOICES
 
 _APP: Final = "by vLLM's app"
 
@@ -97,6 +98,8 @@ limits gets 400 with the name of the field. The flag `--max-body-mb` bounds its 
 | lists and objects, and brackets in texts | {brackets} |
 | values, and commas in texts | {commas} |
 | choices: `n` times prompts, conversations, or items to score | `--max-choices` |
+| choices of one prompt (`n`) | half of the largest worker's `--max-num-seqs`, at least \
+{few_choices} |
 | `label_token_ids` times `items` | {labels} |
 | tokens of all inputs to pool or score, where a query counts with each document or item | \
 {tokens} for each of `--max-pooling-inputs`, and at least 1,048,576 |
@@ -162,6 +165,7 @@ def page() -> str:
         value_weight=VALUE_WEIGHT,
         logprobs=f"{MAX_LOGPROBS:,}",
         alone=f"{MAX_OF_ONE:,}",
+        few_choices=FEW_CHOICES,
         repeated=f"{MAX_REPEATED:,}",
         asked=f"{MAX_ASKED:,}",
         compared=f"{MAX_COMPARED:,}",

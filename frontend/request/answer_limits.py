@@ -16,8 +16,7 @@ import msgspec
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from common.errors import RequestRejectedError
-from frontend.request.batches import Batch
-from frontend.request_context import current_context
+from frontend.request.call_gate import batch_of_request
 
 MOST_BYTES: Final = 128 << 10
 """Bytes of a structure, as JSON."""
@@ -66,11 +65,9 @@ def check_choices(params: object, prompt_tokens: int) -> None:
     """Raise RequestRejectedError if a request's calls so far repeat their prompts too often."""
     if not isinstance(params, SamplingParams) or params.n == 1:
         return
-    batch = current_context().find(Batch)
-    repeated = params.n * prompt_tokens
-    if batch is not None:
-        batch.repeated = repeated = batch.repeated + repeated
-    if repeated > MAX_REPEATED:
+    batch = batch_of_request()
+    batch.repeated += params.n * prompt_tokens
+    if batch.repeated > MAX_REPEATED:
         raise RequestRejectedError(
             f"the prompts of the request have more than {MAX_REPEATED} tokens when each is counted "
             "with each of its choices: ask for fewer with `n`, or send several requests"
@@ -89,10 +86,9 @@ def check_logprobs(params: object, prompt_tokens: int, vocabulary: int) -> None:
     of_prompt = candidates(params.prompt_logprobs, of_all=vocabulary) * prompt_tokens * params.n
     wanted = candidates(params.logprobs, params.logprob_token_ids, vocabulary)
     of_answer = wanted * params.n * (params.max_tokens or _ENDLESS)
-    batch = current_context().find(Batch)
-    before = batch.logprobs if batch is not None else 0
-    if batch is not None:
-        batch.logprobs += of_prompt + of_answer
+    batch = batch_of_request()
+    before = batch.logprobs
+    batch.logprobs += of_prompt + of_answer
     most = MAX_LOGPROBS
     if not before and params.n == 1 and of_prompt <= most:
         most = MAX_OF_ONE

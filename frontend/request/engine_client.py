@@ -28,7 +28,7 @@ from common.observability.telemetry import REQUESTS
 from frontend.asgi import as_vllm_error
 from frontend.processes import Siblings
 from frontend.processing import Preprocessor
-from frontend.request import batches
+from frontend.request.call_gate import CallGate, batch_of_request
 from frontend.request.runner import GenerateRequest, RequestRunner
 from frontend.router import (
     Router,
@@ -47,13 +47,16 @@ class RoutedEngineClient(EngineClient):
         fleet: Fleet,
         router: Router,
         runner: RequestRunner,
+        most_calls: int,
         siblings: Siblings | None = None,
     ) -> None:
+        """``most_calls`` run at once."""
         self._preprocessor = preprocessor
         self._fleet = fleet
         self._router = router
         self._runner = runner
         self._siblings = siblings
+        self._gate = CallGate(router.load.slots, most_calls)
         if siblings is not None:
             siblings.tell(_FORGET_MEDIA, _forgetting_media(preprocessor))
         self.vllm_config = preprocessor.vllm_config
@@ -108,7 +111,10 @@ class RoutedEngineClient(EngineClient):
             deadlines=deadlines,
         )
         try:
-            async with batches.place(deadlines), aclosing(self._runner.run(request)) as outputs:
+            async with (
+                self._gate.call(deadlines, _tokens(prompt), sampling_params.n),
+                aclosing(self._runner.run(request)) as outputs,
+            ):
                 async for output in outputs:
                     yield output
         except MmRouterError as error:
@@ -199,9 +205,12 @@ class RoutedEngineClient(EngineClient):
             deadlines=deadlines,
         )
         try:
-            async with batches.place(deadlines), aclosing(self._runner.run(request)) as outputs:
+            async with (
+                self._gate.call(deadlines, _tokens(prompt)),
+                aclosing(self._runner.run(request)) as outputs,
+            ):
                 async for output in outputs:
-                    batches.keep(output.outputs.data.nbytes)
+                    batch_of_request().keep(output.outputs.data.nbytes)
                     yield output
         except MmRouterError as error:
             raise as_vllm_error(error) from error
@@ -269,6 +278,11 @@ def _forgetting_media(preprocessor: Preprocessor) -> Callable[[bytes], bytes]:
         return b""
 
     return forget
+
+
+def _tokens(prompt: object) -> int:
+    """Return the number of a rendered prompt's tokens; 0 for embeddings and for other prompts."""
+    return len(prompt.get("prompt_token_ids") or ()) if isinstance(prompt, dict) else 0
 
 
 def _not_routed(what: str) -> NoReturn:

@@ -6,5 +6,5 @@ from frontend.router.hashing import LoraKey, MediaSpan, PromptEmbeds
 from frontend.router.index import Knowledge
 from frontend.router.inputs import EventSource, MediaNeed, RoutableWorker, RoutingRequest
 from frontend.router.router import Router
-from frontend.router.selection import TargetLoad
+from frontend.router.selection import Slots, TargetLoad
 from frontend.router.settings import RouterSettings

@@ -22,7 +22,7 @@ from common.errors import (
 from common.observability.telemetry import INFLIGHT_REQUESTS, REQUEST_BODY_BYTES, REQUESTS
 from frontend.asgi import App, Arrival, Receive, error_answer, overload_answer, unanswered
 from frontend.http.access.admin import is_for_admins
-from frontend.http.limits.tenant_limits import CallLimit, TenantQuota
+from frontend.http.limits.tenant_limits import TenantQuota
 from frontend.http.settings import HttpSettings
 from frontend.request_context import Tenant
 
@@ -106,7 +106,6 @@ class Admission:
         places, memory = settings.max_inflight, settings.body_memory_bytes
         share = settings.key_share if several_keys else 1.0
         self._places = TenantQuota("requests in flight", places, max(1, int(places * share)))
-        self._calls = CallLimit(places, max(1, int(places * share)))
         self._bodies = BodyReader(
             settings,
             # A key's share has room for one body of any allowed size.
@@ -139,7 +138,6 @@ class Admission:
             REQUESTS.labels(type(error).__name__).inc()
             return _answer(error)
         context.arrived = time.perf_counter()
-        held.enter_context(self._calls.of_request(context))
         return None
 
 

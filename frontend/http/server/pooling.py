@@ -30,7 +30,7 @@ from vllm.entrypoints.pooling.scoring.typing import ScoringData
 
 from common.errors import OverloadedError, RequestRejectedError
 from frontend.asgi import as_vllm_error
-from frontend.http.limits.tenant_limits import CallLimit, TenantQuota
+from frontend.http.limits.tenant_limits import TenantQuota
 from frontend.http.settings import HttpSettings
 from frontend.http.streaming.whole_answers import (
     DeferredParts,
@@ -39,6 +39,7 @@ from frontend.http.streaming.whole_answers import (
     written,
 )
 from frontend.processing import LONG, TextCut, texts_in
+from frontend.request import batch_of_request
 from frontend.request_context import Tenant, current_context
 
 Vllms: TypeAlias = Any
@@ -92,7 +93,6 @@ class PoolingLimits:
     def __init__(self, settings: HttpSettings, *, several_keys: bool) -> None:
         """With ``several_keys`` no key may take everything."""
         self._most = settings.max_pooling_inputs
-        self._calls = CallLimit(settings.max_inflight, settings.max_inflight)
         share = settings.key_share if several_keys else 1.0
         self._most_tokens = settings.max_pooling_tokens
         inputs = max(self._most, MAX_INPUTS)
@@ -126,9 +126,9 @@ class PoolingLimits:
             kept += nbytes
 
         self._inputs.take(tenant, inputs)
+        batch_of_request().keep = keep
         try:
-            with self._calls.of_request(request, keep):
-                yield
+            yield
         finally:
             self._inputs.give_back(tenant, inputs)
             self._tokens.give_back(tenant, tokens.taken)

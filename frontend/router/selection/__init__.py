@@ -10,6 +10,6 @@ from frontend.router.selection.costs import (
     cost_of_work,
     parts_of_cost,
 )
-from frontend.router.selection.load import BusyThresholds, LoadTracker, TargetLoad
+from frontend.router.selection.load import BusyThresholds, LoadTracker, Slots, TargetLoad
 from frontend.router.selection.media_placement import EncodedMedia, MediaPlacement
 from frontend.router.selection.step_times import StepTimes

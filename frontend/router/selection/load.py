@@ -30,6 +30,22 @@ class TargetLoad(NamedTuple):
     decode_tokens: int
 
 
+class Slots(NamedTuple):
+    """Room in all engines.
+
+    Attributes:
+        total: requests that run at once, by ``max_num_seqs``.
+        largest: those of the target that has most.
+        others: those of other frontends, as last reported.
+        tokens: prompt tokens in flight with which all targets are busy.
+    """
+
+    total: int
+    largest: int
+    others: int
+    tokens: int
+
+
 class BusyThresholds(NamedTuple):
     """Limits of a busy target: share of its KV cache, tokens waiting for prefill (0 for none)."""
 
@@ -56,7 +72,7 @@ class _Request:
 _NO_REPORT = RankStatus(0, 0, 0, 0.0, 0, 0, 0)
 _NOTHING = _Own()
 _NEVER_BUSY = BusyThresholds()
-_MAX_SLOTS: Final = 1 << 32
+_UNLIMITED: Final = 1 << 32
 
 
 REPORT_TTL_S: Final = 10.0
@@ -93,7 +109,7 @@ class LoadTracker:
     ) -> None:
         """Register a worker; ``kv_tokens`` and ``slots`` are per rank, 0 if unknown."""
         self._ranks[worker_id] = tuple(targets)
-        self._capacity[worker_id] = kv_tokens, slots or _MAX_SLOTS
+        self._capacity[worker_id] = kv_tokens, slots or _UNLIMITED
         for target in targets:
             self._own[target] = _Own()
             self._update(target)
@@ -165,6 +181,18 @@ class LoadTracker:
     def load(self, target: Target) -> TargetLoad:
         self._expire()
         return self._loads[target]
+
+    def slots(self) -> Slots:
+        self._expire()
+        capacities = [self._capacity[target.worker_id] for target in self._own]
+        sizes = [slots for _, slots in capacities]
+        most = self._thresholds.prefill_tokens or _UNLIMITED
+        return Slots(
+            sum(sizes),
+            max(sizes, default=0),
+            sum(report.others_active for report in self._reports.values()),
+            sum(min(tokens or _UNLIMITED, most) for tokens, _ in capacities),
+        )
 
     def targets(self) -> list[Target]:
         return list(self._loads)

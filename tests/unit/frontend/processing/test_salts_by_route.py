@@ -32,6 +32,7 @@ from frontend.media_limits.policy import FetchPolicy
 from frontend.processing.preprocessor import Preprocessor, ProcessedPrompt
 from frontend.processing.settings import PreprocessSettings
 from frontend.request.engine_client import RoutedEngineClient
+from frontend.router import Router, RouterSettings
 from frontend.workers import Adapters
 from tests.pictures import data_uri, picture
 
@@ -45,7 +46,7 @@ class Engine(RoutedEngineClient):
     """Says one word on every prompt, and remembers the prompt."""
 
     def __init__(self, preprocessor: Preprocessor) -> None:
-        super().__init__(preprocessor, None, None, None)  # type: ignore[arg-type]
+        super().__init__(preprocessor, None, Router(RouterSettings()), None, 1)  # type: ignore[arg-type]
         self.prompts: list[ProcessedPrompt] = []
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:

@@ -1,6 +1,7 @@
 """What vLLM's routes ask of the engine as a whole."""
 
 import json
+import time
 from types import SimpleNamespace
 from typing import cast
 
@@ -15,6 +16,7 @@ from frontend.processes.siblings import Tell
 from frontend.processing import Preprocessor
 from frontend.request import RequestRunner, RoutedEngineClient
 from frontend.router import Router
+from frontend.router.selection import LoadTracker
 from frontend.workers import Fleet
 
 
@@ -35,8 +37,9 @@ class Process:
         self.client = RoutedEngineClient(
             cast(Preprocessor, preprocessor),
             cast(Fleet, fleet),
-            cast(Router, None),
+            cast(Router, SimpleNamespace(load=LoadTracker(time.monotonic))),
             cast(RequestRunner, None),
+            1,
             cast(Siblings, self) if siblings else None,
         )
 

@@ -14,8 +14,8 @@ from frontend.request.answer_limits import (
     check_choices,
     check_logprobs,
 )
-from frontend.request.batches import Batch
-from frontend.request_context import current_context
+from frontend.request.call_gate import Batch
+from frontend.request_context import EVERYBODY, current_context
 from tests.unit.frontend.http.asking import asking
 
 LARGE = 152_000
@@ -24,7 +24,7 @@ LARGE = 152_000
 
 @pytest.fixture(autouse=True)
 def batch() -> Iterator[Batch]:
-    batch = Batch(())
+    batch = Batch(EVERYBODY)
     with asking():
         current_context().put(batch)
         yield batch

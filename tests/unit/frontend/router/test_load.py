@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from common.identity import RequestId, Target, WorkerId
-from frontend.router.selection.load import BusyThresholds, LoadTracker, TargetLoad
+from frontend.router.selection.load import BusyThresholds, LoadTracker, Slots, TargetLoad
 from tests.fakes.reports import rank_report
 
 W, V = WorkerId("w"), WorkerId("v")
@@ -71,6 +71,18 @@ def test_what_others_have_is_added_to_our_own(load: LoadTracker) -> None:
     assert load.load(T0) == TargetLoad(2, 0, 0, 170)
     load.finished(RequestId("r"))
     assert load.load(T0) == TargetLoad(1, 0, 0, 70)
+
+
+def test_slots_of_all_ranks_and_those_that_others_take(load: LoadTracker, clock: Clock) -> None:
+    load.add(V, (Target(V, 0), Target(V, 1)), kv_tokens=500, slots=8)
+    load.drop(W)
+    assert load.slots() == Slots(16, 8, 0, 1000)
+    load.add(W, (T0,), kv_tokens=1000, slots=32)
+    load.started(RequestId("r"), T0, 30, 100)  # our own
+    report(load, active=5)
+    assert load.slots() == Slots(48, 32, 5, 2000)
+    clock.now += 20
+    assert load.slots() == Slots(48, 32, 0, 2000)
 
 
 def test_our_own_on_its_way_is_not_taken_for_somebody_else_s(load: LoadTracker) -> None:

@@ -1,0 +1,190 @@
+"""Limit the engine calls of requests that make many, and the choices of one call.
+
+vLLM's server makes a call for each prompt of a request, all at once, and an engine runs each choice
+as a request of its own. A thousand of either filled the slots of an engine, and another chat waited
+for 19 seconds. So they wait here, and leave some slots to others.
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from common.errors import RequestRejectedError
+from frontend.request.deadlines import Deadlines
+from frontend.request_context import Tenant, current_context
+from frontend.router import Slots
+
+CALLS_AT_ONCE: Final = 16
+"""Calls that start before the event loop gets a turn. Each takes a millisecond of it. A thousand at
+once, as 20 beam searches make at each token, delayed other requests by over a second."""
+
+BULK_SHARE: Final = 7 / 8
+"""Fraction of a model's slots that bulk calls may take beside other requests."""
+
+BULK_TOKENS: Final = 3 / 4
+"""Fraction of the prompt tokens with which workers are busy that bulk calls may have in flight."""
+
+MOST_CHOICES: Final = 1 / 2
+"""Fraction of an engine's slots that the choices of one prompt may take."""
+
+FEW_CHOICES: Final = 16
+"""Choices that any engine is asked for, however few its slots are."""
+
+
+class Size(NamedTuple):
+    """What a call takes of an engine."""
+
+    choices: int
+    tokens: int
+
+
+@dataclass(eq=False)
+class Batch:
+    """The engine calls of one request.
+
+    Attributes:
+        running: choices of its calls that run.
+        waiting: its calls that wait, and what wakes them, oldest first.
+        keep: called with the bytes of each pooled answer, which is held until the request's last
+            one; raises OverloadedError if there is no room.
+        logprobs: log probabilities that its calls asked for.
+        repeated: tokens of prompts that its calls repeat for several choices.
+    """
+
+    tenant: Tenant
+    running: int = 0
+    waiting: deque[tuple[Size, asyncio.Future[None]]] = field(default_factory=deque)
+    keep: Callable[[int], None] = lambda nbytes: None
+    logprobs: int = 0
+    repeated: int = 0
+
+
+def batch_of_request() -> Batch:
+    """Return the batch of this task's request; a new one if there is no request."""
+    context = current_context()
+    batch = context.find(Batch)
+    if batch is None:
+        batch = Batch(context.tenant)
+        context.put(batch)
+    return batch
+
+
+class CallGate:
+    """Starts the calls of one model.
+
+    A request's only call starts at once. Bulk calls, which are those of several choices and those
+    that a request makes beside another one, start while :data:`BULK_SHARE` of the slots and
+    :data:`BULK_TOKENS` have room, or if no other one runs; first those of the API key, then of the
+    request, of which least runs.
+    """
+
+    def __init__(self, slots: Callable[[], Slots], most: int) -> None:
+        """``most`` choices run at once, in engines of any number of slots."""
+        self._slots = slots
+        self._most = most
+        self._running = 0
+        self._bulk = 0
+        self._tokens = 0
+        self._of_tenant: Counter[Tenant] = Counter()
+        self._waiting: dict[Batch, None] = {}
+        self._turns = asyncio.Semaphore(CALLS_AT_ONCE)
+
+    @asynccontextmanager
+    async def call(
+        self, deadlines: Deadlines, tokens: int, choices: int = 1
+    ) -> AsyncIterator[None]:
+        """Run a call of this task's request, once there is room. ``tokens`` are its prompt's.
+
+        Raises:
+            RequestRejectedError: these are too many choices for one engine.
+            DeadlineExceededError: there was no room in time.
+        """
+        self._check(choices)
+        size, batch = Size(choices, tokens), batch_of_request()
+        bulk = choices > 1 or batch.running > 0 or bool(batch.waiting)
+        if bulk:
+            await self._wait(batch, size, deadlines)
+        else:
+            self._started(batch, size, bulk)
+        try:
+            async with self._turns:
+                await asyncio.sleep(0)
+            yield
+        finally:
+            self._ended(batch, size, bulk)
+
+    def _check(self, choices: int) -> None:
+        if choices <= FEW_CHOICES:
+            return
+        most = max(FEW_CHOICES, int(MOST_CHOICES * self._slots().largest))
+        if choices > most:
+            raise RequestRejectedError(
+                f"`n` asks for {choices} choices of one prompt, more than the {most} that one "
+                "worker of this model runs at once for a request: send several requests"
+            )
+
+    async def _wait(self, batch: Batch, size: Size, deadlines: Deadlines) -> None:
+        call = size, asyncio.get_running_loop().create_future()
+        batch.waiting.append(call)
+        self._waiting[batch] = None
+        self._start()
+        try:
+            async with asyncio.timeout(deadlines.left_s()):
+                await call[1]
+        except BaseException as error:
+            if call in batch.waiting:
+                batch.waiting.remove(call)
+                self._start()  # a smaller one may fit
+            else:
+                self._ended(batch, size, bulk=True)
+            if isinstance(error, TimeoutError):
+                raise deadlines.late() from error
+            raise
+
+    def _start(self) -> None:
+        """Start the bulk calls that there is room for."""
+        if not self._waiting:
+            return
+        slots = self._slots()
+        room = min(self._most, int(BULK_SHARE * slots.total) - slots.others) - self._running
+        tokens = int(BULK_TOKENS * slots.tokens) - self._tokens
+        for batch in [each for each in self._waiting if not each.waiting]:
+            del self._waiting[batch]
+        while self._waiting:
+            batch = min(self._waiting, key=self._usage)
+            size, started = batch.waiting[0]
+            if self._bulk and (size.choices > room or size.tokens > tokens):
+                return
+            batch.waiting.popleft()
+            if not batch.waiting:
+                del self._waiting[batch]
+            room -= size.choices
+            tokens -= size.tokens
+            self._started(batch, size, bulk=True)
+            if not started.done():  # else its task was cancelled, and will count it as ended
+                started.set_result(None)
+
+    def _usage(self, batch: Batch) -> tuple[int, int]:
+        return self._of_tenant[batch.tenant], batch.running
+
+    def _started(self, batch: Batch, size: Size, bulk: bool) -> None:
+        batch.running += size.choices
+        self._of_tenant[batch.tenant] += size.choices
+        self._running += size.choices
+        if bulk:
+            self._bulk += 1
+            self._tokens += size.tokens
+
+    def _ended(self, batch: Batch, size: Size, bulk: bool) -> None:
+        batch.running -= size.choices
+        self._running -= size.choices
+        if bulk:
+            self._bulk -= 1
+            self._tokens -= size.tokens
+        self._of_tenant[batch.tenant] -= size.choices
+        if not self._of_tenant[batch.tenant]:
+            del self._of_tenant[batch.tenant]
+        self._start()

@@ -1,0 +1,193 @@
+"""Bulk calls leave slots to others, and the request that has least goes first."""
+
+import asyncio
+
+import pytest
+
+from common.errors import DeadlineExceededError, RequestRejectedError
+from frontend.request import FaultSettings
+from frontend.request.call_gate import CALLS_AT_ONCE, CallGate
+from frontend.request.deadlines import Deadlines
+from frontend.request_context import EVERYBODY, Tenant, begin
+from frontend.router import Slots
+from tests.waiting import until
+
+TOKENS = 10
+
+
+class Lab:
+    """Counts the choices of each request that have begun, and ends calls when told to."""
+
+    def __init__(self, slots: int, most: int = 1 << 20) -> None:
+        self.slots = Slots(slots, slots, 0, 1 << 32)
+        self.gate = CallGate(lambda: self.slots, most)
+        self.begun: dict[str, int] = {}
+        self.end = asyncio.Semaphore(0)
+
+    async def call(self, whose: str, choices: int, timeout_s: float) -> None:
+        deadlines = Deadlines(FaultSettings(request_timeout_s=timeout_s))
+        async with self.gate.call(deadlines, TOKENS, choices):
+            self.begun[whose] = self.begun.get(whose, 0) + choices
+            await self.end.acquire()
+
+    async def _request(
+        self, whose: str, calls: int, choices: int, tenant: Tenant, timeout_s: float
+    ) -> None:
+        begin().tenant = tenant
+        await asyncio.gather(*(self.call(whose, choices, timeout_s) for _ in range(calls)))
+
+    def request(
+        self,
+        whose: str,
+        calls: int = 1,
+        choices: int = 1,
+        tenant: Tenant = EVERYBODY,
+        timeout_s: float = 0.0,
+    ) -> asyncio.Task[None]:
+        return asyncio.create_task(self._request(whose, calls, choices, tenant, timeout_s))
+
+    async def rest(self) -> None:
+        """Let all begin that can."""
+        for _ in range(50):
+            await asyncio.sleep(0)
+
+    async def finish(self, *requests: asyncio.Task[None]) -> None:
+        for _ in range(10_000):
+            self.end.release()
+        await asyncio.gather(*requests)
+
+
+async def test_prompts_of_one_request_leave_slots_and_single_calls_start_at_once() -> None:
+    lab = Lab(slots=16)
+    many = lab.request("many", calls=100)
+    await lab.rest()
+    assert lab.begun == {"many": 14}
+    singles = [lab.request(f"single {number}") for number in range(20)]
+    await lab.rest()
+    assert len(lab.begun) == 21
+    await lab.finish(many, *singles)
+    assert lab.begun["many"] == 100
+
+
+async def test_slots_that_other_frontends_take_are_not_free() -> None:
+    lab = Lab(slots=16)
+    lab.slots = lab.slots._replace(others=10)
+    many = lab.request("many", calls=9)
+    await lab.rest()
+    assert lab.begun == {"many": 4}
+    lab.slots = lab.slots._replace(others=0)
+    lab.end.release()
+    await lab.rest()
+    assert lab.begun == {"many": 9}
+    await lab.finish(many)
+
+
+async def test_choices_are_counted_as_what_they_are_in_an_engine() -> None:
+    lab = Lab(slots=64)
+    one, other = lab.request("one", choices=32), lab.request("other", choices=25)
+    await lab.rest()
+    assert lab.begun == {"one": 32}
+    lab.end.release()
+    await lab.rest()
+    assert lab.begun == {"one": 32, "other": 25}
+    await lab.finish(one, other)
+
+
+async def test_prompts_of_one_request_leave_room_in_the_caches_of_workers() -> None:
+    lab = Lab(slots=64)
+    lab.slots = lab.slots._replace(tokens=8 * TOKENS)
+    many = lab.request("many", calls=20)
+    await lab.rest()
+    assert lab.begun == {"many": 7}  # the first, and six that are bulk
+    await lab.finish(many)
+    assert lab.begun == {"many": 20}
+
+
+async def test_choices_start_if_no_other_bulk_call_runs_however_full_engines_are() -> None:
+    lab = Lab(slots=64)
+    lab.slots = lab.slots._replace(others=64)
+    task = lab.request("one", choices=20)
+    await until(lambda: lab.begun == {"one": 20})
+    await lab.finish(task)
+
+
+@pytest.mark.parametrize(("slots", "most"), [(1, 16), (64, 32), (256, 128)])
+async def test_one_call_asks_for_half_of_an_engine_at_most(slots: int, most: int) -> None:
+    lab = Lab(slots)
+    await lab.finish(lab.request("fits", choices=most))
+    with pytest.raises(RequestRejectedError, match=f"more than the {most} "):
+        await lab.finish(lab.request("too many", choices=most + 1))
+
+
+async def test_who_has_least_goes_first() -> None:
+    lab = Lab(slots=16)
+    hers, his = Tenant("hers"), Tenant("his")
+    many = [lab.request("many", 50, tenant=hers), lab.request("more", 50, tenant=hers)]
+    await lab.rest()
+    late = lab.request("late", calls=4, tenant=his)
+    await lab.rest()
+    assert lab.begun["late"] == 1  # its first call, beside the 14 that the slots have room for
+    for _ in range(6):
+        lab.end.release()
+        await lab.rest()
+    assert lab.begun["late"] == 4
+    assert lab.begun["many"] == 14 and lab.begun["more"] > 1
+    await lab.finish(*many, late)
+
+
+async def test_who_leaves_gives_its_slots_back() -> None:
+    lab = Lab(slots=8)
+    leaving = lab.request("leaving", calls=30)
+    staying = lab.request("staying", calls=8)
+    await lab.rest()
+    assert lab.begun == {"leaving": 7, "staying": 1}
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    await lab.rest()
+    assert lab.begun == {"leaving": 7, "staying": 7}
+    await lab.finish(staying)
+
+
+async def test_a_call_that_is_cancelled_while_it_is_let_in_leaves_nothing_behind() -> None:
+    lab = Lab(slots=8)
+    first, second = lab.request("first", choices=7), lab.request("second", choices=7)
+    await lab.rest()
+    second.cancel()
+    lab.end.release()  # and with it the second would begin
+    await asyncio.gather(first, second, return_exceptions=True)
+    third = lab.request("third", choices=7)
+    await until(lambda: lab.begun.get("third") == 7)
+    await lab.finish(third)
+
+
+async def test_who_waits_too_long_is_told_and_leaves_its_place() -> None:
+    lab = Lab(slots=8)
+    first = lab.request("first", choices=7)
+    await lab.rest()
+    with pytest.raises(DeadlineExceededError):
+        await lab.request("late", choices=7, timeout_s=0.01)
+    third = lab.request("third", choices=7)
+    await lab.finish(first, third)
+    assert lab.begun == {"first": 7, "third": 7}
+
+
+async def test_no_more_run_than_a_frontend_may_have() -> None:
+    lab = Lab(slots=10_000, most=20)
+    many = lab.request("many", calls=100)
+    await lab.rest()
+    assert lab.begun == {"many": 20}
+    await lab.finish(many)
+
+
+async def test_a_thousand_calls_that_come_together_give_others_their_turn() -> None:
+    lab = Lab(slots=4000)
+    many = [lab.request("many", calls=100) for _ in range(10)]
+    before, began = 0, []
+    while before < 1000:
+        await asyncio.sleep(0)
+        now = lab.begun.get("many", 0)
+        began.append(now - before)
+        before = now
+    assert max(began) <= CALLS_AT_ONCE
+    await lab.finish(*many)
