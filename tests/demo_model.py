@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.processes import run_python
+
 _SCRIPT = Path(__file__).parents[1] / "examples" / "demo_model.py"
 
 
@@ -35,4 +37,6 @@ def shared_demo_model(factory: pytest.TempPathFactory, family: str = "qwen2-vl")
     models.mkdir(exist_ok=True)
     with (models / f"{family}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
-        return make_demo_model(models / family, f"--family={family}", timeout_s=400)
+        made = run_python(str(_SCRIPT), f"--family={family}", str(models / family), timeout_s=400)
+        assert made.returncode == 0, made.stdout
+    return models / family

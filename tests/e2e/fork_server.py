@@ -1,10 +1,11 @@
 """Starts processes that have imported vLLM already: ``python -m tests.e2e.fork_server FD``.
 
-Importing vLLM takes ten seconds of CPU, and the end-to-end tests start some two hundred processes
-that need it: workers, their engines, frontends. This one imports it once and forks for each. What
-then runs is what ``python -m MODULE`` runs, from its first line, with arguments, environment,
-session and output of its own. An engine, which vLLM starts by ``spawn``, runs in a process that was
-forked before the one which starts it had done anything: see :class:`_Spares`.
+Importing vLLM takes ten seconds of CPU, and the tests start some two hundred processes that need
+it: workers, their engines, frontends. This one imports it once and forks for each. What then runs
+is what ``python -m MODULE``, ``python SCRIPT`` or ``python -c CODE`` runs, from its first line,
+with arguments, environment, session, input and output of its own. An engine, which vLLM starts by
+``spawn``, runs in a process that was forked before the one which starts it had done anything: see
+:class:`_Spares`.
 
 The other end of the socket FD is held by :mod:`tests.e2e.forked`, which also says what is started
 the usual way all the same.
@@ -27,7 +28,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.spawn import spawn_main
 from pathlib import Path
@@ -40,6 +41,8 @@ from backend_worker import supervise
 WORKERS: Final = ("backend_worker", "tests.chaos.watched_worker")
 PLAIN_VLLM: Final = "vllm.entrypoints.openai.api_server"
 MESSAGE_BYTES: Final = 1 << 17
+SPARE: Final = "a spare process of a test"
+"""Title of a process that waits for its use."""
 
 _IMPORTED: Final = (
     "backend_worker.worker",
@@ -54,6 +57,8 @@ _IMPORTED: Final = (
 )
 _MEDIA_PROCESSES: Final = "--preprocess-workers="
 _MEDIA_SERVER: Final = "common.aio.fork_server"
+_PROCESSES: Final = "--processes="
+_MEMBERS: Final = 4  # two, and one after each
 _SPARES: Final = 3  # two engines with a coordinator; processes in which one computes
 _RANKS: Final = "--data-parallel-size="  # of which each has an engine
 _ABOVE: Final = 500  # file descriptors that nobody has
@@ -66,7 +71,8 @@ _libc = ctypes.CDLL(None)
 class Start:
     """What to run, in a process that was forked for it."""
 
-    module: str
+    what: str
+    """A module, a script or ``-c``."""
     arguments: list[str]
     environment: dict[str, str]
     within: int
@@ -104,24 +110,25 @@ def _serve(client: socket.socket) -> Start | None:
                 status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                 client.send(json.dumps({"pid": pid, "status": status}).encode())
                 continue
-            message, descriptors, _, _ = socket.recv_fds(client, MESSAGE_BYTES, 1)
+            message, descriptors, _, _ = socket.recv_fds(client, MESSAGE_BYTES, 2)
             if not message:
                 return None
             pid = os.fork()
             if pid == 0:
-                _become_a_session(descriptors[0])
+                _become_a_session(*descriptors)
                 return Start(**json.loads(message))
-            os.close(descriptors[0])
+            for each in descriptors:
+                os.close(each)
             children[pidfd := os.pidfd_open(pid)] = pid
             poll.register(pidfd, select.POLLIN)
             client.send(json.dumps({"pid": pid}).encode())
 
 
-def _become_a_session(output: int) -> None:
+def _become_a_session(output: int, given: int | None = None) -> None:
     """As :func:`tests.e2e.processes.like_a_user` does for a process that is started."""
     _stop_with_the_parent(signal.SIGKILL)
     os.setsid()
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY) if given is None else given, 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.closerange(3, _most_files())
@@ -143,16 +150,26 @@ def _run(start: Start) -> None:
     os.environ.clear()
     os.environ.update(start.environment)
     spares = _Spares(_spares_for(start.arguments))
-    if start.module in WORKERS:
+    if start.what in WORKERS:
         _after_supervise(spares.prepare)
-    elif start.module == PLAIN_VLLM:
+    elif start.what == PLAIN_VLLM:
         spares.prepare()
     elif any(each.startswith(_MEDIA_PROCESSES) for each in start.arguments):
-        _spare_media_server()
-    sys.argv = [start.module, *start.arguments]
-    setproctitle.setproctitle(" ".join([sys.executable, "-m", *sys.argv]))
+        _Spares(1).prepare_modules(_MEDIA_SERVER)
+    elif any(each.startswith(_PROCESSES) for each in start.arguments):
+        _Spares(_MEMBERS).prepare_modules("frontend")
+    sys.argv = [start.what, *start.arguments]
+    if is_script := start.what.endswith(".py"):
+        sys.path.insert(0, str(Path(start.what).parent))
+    words = sys.argv if is_script or start.what == "-c" else ["-m", *sys.argv]
+    setproctitle.setproctitle(" ".join([sys.executable, *words]))
     with _quick_end():
-        runpy.run_module(start.module, run_name="__main__", alter_sys=True)
+        if start.what == "-c":
+            exec(sys.argv.pop(1), {"__name__": "__main__"})
+        elif is_script:
+            runpy.run_path(start.what, run_name="__main__")
+        else:
+            runpy.run_module(start.what, run_name="__main__", alter_sys=True)
 
 
 def _spares_for(arguments: Sequence[str]) -> int:
@@ -190,19 +207,47 @@ def _after_supervise(then: Callable[[], None]) -> None:
 
 @dataclass
 class _Spares:
-    """Children of a process that have done nothing yet, for :mod:`multiprocessing` to use where it
-    would start an interpreter. When they run out, it does.
+    """Children of a process that have done nothing yet, for use where it would start an
+    interpreter. When they run out, it does.
     """
 
     number: int = _SPARES
     _free: list[tuple[int, socket.socket]] = field(default_factory=list)
 
     def prepare(self, spare: bool = False) -> None:
-        """Fork them.
+        """Fork those that :mod:`multiprocessing` takes.
 
         Args:
             spare: whether this process is one itself: then there are none for those after it.
         """
+        self._fork(spares=not spare)
+        usual = multiprocessing.util.spawnv_passfds
+
+        def spawnv_passfds(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
+            if "--multiprocessing-fork" not in args or not self._free:
+                return usual(path, args, passfds)
+            return self._use(passfds, os.environ, args=[os.fsdecode(each) for each in args])
+
+        multiprocessing.util.spawnv_passfds = spawnv_passfds
+
+    def prepare_modules(self, module: str) -> None:
+        """Fork those that a frontend starts as ``python -m MODULE``."""
+        self._fork(spares=False)
+        usual = subprocess.Popen
+
+        def started(command: Sequence[str], **options: Any) -> Any:
+            if module not in command or not self._free:
+                return usual(command, **options)
+            ends_with = getattr(options.get("preexec_fn"), "args", [0])[0]  # end_with_parent's
+            words = command[command.index(module) :]
+            environment = options.get("env") or os.environ
+            return _Spared(
+                self._use(options["pass_fds"], environment, module=words, ends_with=ends_with)
+            )
+
+        vars(subprocess)["Popen"] = started
+
+    def _fork(self, spares: bool) -> None:
         for _ in range(self.number):
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             pid = os.fork()
@@ -210,68 +255,35 @@ class _Spares:
                 ours.close()
                 for _, other in self._free:
                     other.close()
-                _wait_for_use(theirs, spares=not spare)
+                _wait_for_use(theirs, spares)
             theirs.close()
             self._free.append((pid, ours))
-        usual = multiprocessing.util.spawnv_passfds
 
-        def spawnv_passfds(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
-            if "--multiprocessing-fork" not in args or not self._free:
-                return usual(path, args, passfds)
-            pid, spare = self._free.pop()
-            descriptors = sorted(set(passfds))
-            use = {
-                "args": [os.fsdecode(a) for a in args],
-                "descriptors": descriptors,
-                "environment": dict(os.environ),
-            }
+    def _use(self, files: Iterable[int], environment: Mapping[str, str], **use: Any) -> int:
+        """Tell the next one what it is for; its pid."""
+        pid, spare = self._free.pop(0)
+        descriptors = sorted(set(files))
+        use |= {"descriptors": descriptors, "environment": dict(environment)}
+        with spare:
             socket.send_fds(spare, [json.dumps(use).encode()], descriptors)
-            spare.close()
-            return pid
-
-        multiprocessing.util.spawnv_passfds = spawnv_passfds
-
-
-def _spare_media_server() -> None:
-    """Fork the first server of a frontend's media processes now; it starts an interpreter for the
-    others.
-    """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    pid = os.fork()
-    if pid == 0:
-        ours.close()
-        _wait_for_use(theirs, spares=False)
-    theirs.close()
-    usual = subprocess.Popen
-
-    def started(command: Sequence[str], **options: Any) -> Any:
-        if _MEDIA_SERVER not in command:
-            return usual(command, **options)
-        vars(subprocess)["Popen"] = usual
-        descriptors = sorted(options["pass_fds"])
-        use = {
-            "module": command[command.index(_MEDIA_SERVER) :],
-            "descriptors": descriptors,
-            "environment": dict(os.environ),
-        }
-        socket.send_fds(ours, [json.dumps(use).encode()], descriptors)
-        ours.close()
-        return _Spared(pid)
-
-    vars(subprocess)["Popen"] = started
+        return pid
 
 
 class _Spared:
-    """A spare in use, with the methods of :class:`subprocess.Popen` that the product calls."""
+    """A spare in use, with what the product and asyncio use of :class:`subprocess.Popen`."""
+
+    stdin = stdout = stderr = None
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._status: int | None = None
+        self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        if self._status is None and (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
-            self._status = os.waitstatus_to_exitcode(ended[1])
-        return self._status
+        if self.returncode is None:
+            with contextlib.suppress(ChildProcessError):  # asyncio has its status
+                if (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
+                    self.returncode = os.waitstatus_to_exitcode(ended[1])
+        return self.returncode
 
     def wait(self, timeout: float) -> int:
         deadline = time.monotonic() + timeout
@@ -281,9 +293,12 @@ class _Spared:
             time.sleep(0.01)
         return status
 
-    def kill(self) -> None:
+    def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 def _wait_for_use(control: socket.socket, spares: bool) -> None:
@@ -292,12 +307,12 @@ def _wait_for_use(control: socket.socket, spares: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
     _stop_with_the_parent(signal.SIGKILL)
-    setproctitle.setproctitle("a spare process of a test")
+    setproctitle.setproctitle(SPARE)
     message, received, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 64)
     if not message:
         os._exit(0)
     use: dict[str, Any] = json.loads(message)
-    _stop_with_the_parent(0)
+    _stop_with_the_parent(use.get("ends_with", 0))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _take_descriptors(received, use["descriptors"])
     os.environ.clear()

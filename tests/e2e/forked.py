@@ -23,11 +23,13 @@ _MODULES: Final = (
     *WORKERS,
     "frontend",
     PLAIN_VLLM,
+    "tests.e2e.clients.programs.bench_serve",
     "tests.fakes.",
     "tests.benchmarks.",
     "tests.families.",
     "tests.fuzz_http.",
     "tests.simgpu.",
+    "tests.unit.",
 )
 
 
@@ -45,6 +47,10 @@ def _start_of(command: Sequence[str], environment: Mapping[str, str]) -> Start |
     match command[at + 1 :]:
         case ["-m", module, *arguments] if module.startswith(_MODULES):
             return Start(module, arguments, dict(environment), within)
+        case ["-c", *arguments]:
+            return Start("-c", arguments, dict(environment), within)
+        case [script, *arguments] if script.endswith(".py"):
+            return Start(script, arguments, dict(environment), within)
     return None
 
 
@@ -101,11 +107,12 @@ class ForkServer:
                 self._server.wait(30)
 
     def fork(
-        self, command: Sequence[str], environment: Mapping[str, str], output: int
+        self, command: Sequence[str], environment: Mapping[str, str], *files: int
     ) -> Forked | None:
-        """Run what a command would run, its output in a file. None if it is not ``python -m`` with
-        a module of ours or vLLM's, here or on a :class:`tests.e2e.hosts.Host`, or if an environment
-        variable differs that is read while Python starts or vLLM is imported.
+        """Run what a command would run, with a file for its output and perhaps one for its input.
+        None if it is not Python with code, a script, or a module of ours or vLLM's, here or on a
+        :class:`tests.e2e.hosts.Host`, or if an environment variable differs that is read while
+        Python starts or vLLM is imported.
         """
         start = _start_of(command, environment)
         if start is None or not self._is_environment(environment):
@@ -113,7 +120,7 @@ class ForkServer:
         with self._lock:
             if self._socket is None:
                 self._socket = self._start()
-            socket.send_fds(self._socket, [json.dumps(asdict(start)).encode()], [output])
+            socket.send_fds(self._socket, [json.dumps(asdict(start)).encode()], files)
             pid = self._pids.get()
             if not pid:
                 raise RuntimeError("the fork server ended")

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -90,22 +91,35 @@ def forks_with(extra: Mapping[str, str]) -> Iterator[None]:
         server.close()
 
 
-def _start(
-    command: Sequence[str], env: Mapping[str, str], output: int
+def start_process(
+    command: Sequence[str], env: Mapping[str, str], output: int, given: int | None = None
 ) -> Forked | subprocess.Popen[bytes]:
     """Forked where that makes no difference but to the time that it takes."""
+    files = (output,) if given is None else (output, given)
     for forks in (FORKS, *_FORKS_OF_OTHERS):
-        if forked := forks.fork(command, env, output):
+        if forked := forks.fork(command, env, *files):
             return forked
     return subprocess.Popen(
         command,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL if given is None else given,
         stdout=output,
         stderr=subprocess.STDOUT,
         env=env,
         start_new_session=True,
         preexec_fn=like_a_user,
     )
+
+
+def run_python(*arguments: str, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
+    """Run Python until it ends; its output has its errors, too."""
+    with tempfile.TemporaryFile("w+") as output:
+        process = start_process([sys.executable, *arguments], environment(), output.fileno())
+        try:
+            status = process.wait(timeout_s)
+        finally:
+            process.send_signal(signal.SIGKILL)
+        output.seek(0)
+        return subprocess.CompletedProcess(arguments, status, output.read())
 
 
 class Process:
@@ -115,7 +129,7 @@ class Process:
         self.name = name
         self.log = log
         with log.open("wb") as output:
-            self._process = _start(command, environment() | extra_env, output.fileno())
+            self._process = start_process(command, environment() | extra_env, output.fileno())
 
     @property
     def pid(self) -> int:

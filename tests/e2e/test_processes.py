@@ -15,6 +15,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.e2e.fork_server import SPARE
 from tests.e2e.lab import image, words
 from tests.e2e.processes import HttpServer, Process, shared_memory_of, start_frontend
 from tests.pictures import data_uri, picture
@@ -48,7 +49,8 @@ class Pair:
         """Of the processes that serve."""
         serving: dict[str, int] = {}
         for child in psutil.Process(self.frontend.pid).children():
-            serving[str(len(serving))] = child.pid
+            if child.cmdline()[0] != SPARE:
+                serving[str(len(serving))] = child.pid
         return serving
 
     async def both_serve(self) -> None:

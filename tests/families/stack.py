@@ -4,7 +4,6 @@ import contextlib
 import json
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from tests.e2e.processes import (
     START_TIMEOUT_S,
     HttpServer,
     Process,
+    run_python,
     start_frontend,
     start_plain_vllm,
     start_worker,
@@ -86,7 +86,8 @@ def make_model(maker: str, directory: Path, logs: Path) -> Path:
     model = directory / maker
     if maker == DEMO:
         script = Path(__file__).parents[2] / "examples" / "demo_model.py"
-        subprocess.run([sys.executable, str(script), str(model)], check=True, timeout=120)
+        made = run_python(str(script), str(model))
+        assert made.returncode == 0, made.stdout
         return model
     command = [sys.executable, "-m", "tests.families.make", maker, str(model)]
     process = Process(f"make-{maker}", command, logs / f"make-{maker}.log")

@@ -19,7 +19,7 @@ from tests.e2e.clients.programs.outcomes import Endpoint as Given
 from tests.e2e.clients.programs.outcomes import outcome
 from tests.e2e.clients.running import ENVIRONMENT, client_command
 from tests.e2e.conftest import Endpoint, Stack
-from tests.e2e.processes import HttpServer, engine_pid, environment, paused
+from tests.e2e.processes import HttpServer, engine_pid, paused, run_python
 from tests.ports import free_port
 from tests.waiting import until
 
@@ -117,24 +117,17 @@ def test_litellm_proxy(litellm_proxy: Given, ours: Given, name: str) -> None:
 
 
 def test_vllm_bench_serve(stack: Stack, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "tests.e2e.clients.programs.bench_serve",
-            f"--base-url={stack.frontend.url}", "--backend=openai-chat",
-            "--endpoint=/v1/chat/completions", "--model=demo", f"--tokenizer={stack.model}",
-            "--dataset-name=random-mm", "--num-prompts=4", "--random-input-len=16",
-            "--random-output-len=4", "--random-mm-base-items-per-request=1",
-            '--random-mm-limit-mm-per-prompt={"image": 1, "video": 0}',
-            "--random-mm-bucket-config={(56, 56, 1): 1.0}", "--num-warmups=0",
-            "--save-result", f"--result-dir={tmp_path}", "--result-filename=result.json",
-        ],
-        env=environment() | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+    done = run_python(
+        "-m", "tests.e2e.clients.programs.bench_serve",
+        f"--base-url={stack.frontend.url}", "--backend=openai-chat",
+        "--endpoint=/v1/chat/completions", "--model=demo", f"--tokenizer={stack.model}",
+        "--dataset-name=random-mm", "--num-prompts=4", "--random-input-len=16",
+        "--random-output-len=4", "--random-mm-base-items-per-request=1",
+        '--random-mm-limit-mm-per-prompt={"image": 1, "video": 0}',
+        "--random-mm-bucket-config={(56, 56, 1): 1.0}", "--num-warmups=0",
+        "--save-result", f"--result-dir={tmp_path}", "--result-filename=result.json",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == 0, done.stdout[-4000:]
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["completed"] == 4
     assert result["failed"] == 0

@@ -14,6 +14,7 @@ from frontend import check
 from frontend.args import parse
 from frontend.fetch import FILM, PICTURE, SOUND, limit_decoders, probe_formats
 from frontend.media_limits import FetchPolicy
+from tests.e2e.processes import run_python
 
 REQUIRED = {
     PICTURE: {"BMP", "DIB", "GIF", "ICO", "JPEG", "PNG", "PPM", "QOI", "TIFF", "WEBP"},
@@ -50,8 +51,8 @@ def run(*flags: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_it_says_what_is_there_and_that_it_can_serve() -> None:
-    done = run("--check", "--mm-arena-gb=0.01")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_python("-m", "frontend", "--check", "--mm-arena-gb=0.01")
+    assert done.returncode == 0, done.stdout
     lines = dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
     assert done.stdout.splitlines()[0].startswith("mmrouter ")
     assert "torchaudio" in lines["resampler"]

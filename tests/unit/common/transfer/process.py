@@ -10,11 +10,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Self
 
-ROOT = Path(__file__).parents[4]
+from tests.e2e.processes import environment as own_environment
+from tests.e2e.processes import start_process
 
 
 class Process:
@@ -25,27 +24,21 @@ class Process:
     """
 
     def __init__(
-        self, target: str, *arguments: Any, environment: Mapping[str, str] | None = None
+        self, target: str, *arguments: Any, environment: dict[str, str] | None = None
     ) -> None:
         """
         Args:
             target: ``module:function``.
             arguments: JSON values.
         """
-        self._popen = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "tests.unit.common.transfer.process",
-                target,
-                json.dumps(arguments),
-            ],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **(environment or {})},
-        )
+        command = [sys.executable, "-m", "tests.unit.common.transfer.process", target]
+        env = own_environment() | (environment or {})
+        theirs, to = os.pipe()
+        out, output = os.pipe()
+        self._in, self._out = os.fdopen(to, "w"), os.fdopen(out)
+        self._popen = start_process([*command, json.dumps(arguments)], env, output, theirs)
+        os.close(theirs)
+        os.close(output)
 
     @property
     def pid(self) -> int:
@@ -53,17 +46,15 @@ class Process:
 
     def read(self) -> Any:
         """The next value that the function yields."""
-        assert self._popen.stdout is not None
-        for line in self._popen.stdout:
+        for line in self._out:
             if line.startswith("@"):
                 return json.loads(line[1:])
         raise AssertionError(f"the process ended with {self._popen.wait()}")
 
     def write(self, value: Any = None) -> None:
         """Resume the function with a value."""
-        assert self._popen.stdin is not None
-        self._popen.stdin.write(json.dumps(value) + "\n")
-        self._popen.stdin.flush()
+        self._in.write(json.dumps(value) + "\n")
+        self._in.flush()
 
     def ask(self, value: Any = None) -> Any:
         """Resume the function and wait for its next value."""
@@ -87,16 +78,13 @@ class Process:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._popen.stdin is not None
-        assert self._popen.stdout is not None
         try:
-            self._popen.stdin.close()
+            self._in.close()
             self._popen.wait(20)
         except (subprocess.TimeoutExpired, BrokenPipeError):
-            self._popen.kill()
-            self._popen.wait(20)
+            self.kill()
         finally:
-            self._popen.stdout.close()
+            self._out.close()
 
 
 def main() -> None:

@@ -2,11 +2,11 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import cast
 
 import psutil
@@ -25,6 +25,7 @@ from frontend.processing.child_messages import StartUp
 from frontend.processing.child_process import Deadline
 from frontend.processing.errors import ProcessingFailedError
 from frontend.processing.store import PrivateStore
+from tests.e2e.processes import Process
 from tests.fakes.cards import make_card
 from tests.unit.frontend.processing.stand_in import Told
 
@@ -110,23 +111,26 @@ def test_a_batch_that_hangs_every_process_is_given_up(one: Pool) -> None:
 
 
 HUNG = """
-import threading
+import sys, threading
+from pathlib import Path
 from tests.unit.frontend.processing import test_hung_processes as hung
 from tests.unit.frontend.processing.stand_in import Told
 hung.forks.MODULE = hung.STAND_IN
 one = hung.Pool(decode_timeout_s=1000)
 one.submit(Told(hangs=True))
-print(one.pid, flush=True)
+Path(sys.argv[1]).write_text(str(one.pid))
 threading.Event().wait()
 """
 
 
-def test_a_process_that_hangs_ends_with_its_frontend() -> None:
-    frontend = subprocess.Popen([sys.executable, "-c", HUNG], stdout=subprocess.PIPE, text=True)
-    with frontend:
-        assert frontend.stdout is not None
-        hung = psutil.Process(int(frontend.stdout.readline()))
-        frontend.kill()
+def test_a_process_that_hangs_ends_with_its_frontend(tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    frontend = Process("frontend", [sys.executable, "-c", HUNG, str(file)], tmp_path / "log")
+    while not (file.exists() and file.read_text()):
+        frontend.check_alive()
+        time.sleep(0.05)
+    hung = psutil.Process(int(file.read_text()))
+    frontend.signal(signal.SIGKILL)
     hung.wait(60)
 
 
