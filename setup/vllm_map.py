@@ -221,6 +221,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         ),
         "frontend/processing/backends.py": ("vllm.renderers",),
         "frontend/processing/batch.py": (
+            "vllm.multimodal.media",
             "vllm.multimodal.processing",
             "vllm.multimodal.processing.processor",
             "vllm.utils.torch_utils",

@@ -1,11 +1,12 @@
 """Run vLLM's processor on media without their prompt, in any process."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from PIL import Image
 from vllm.multimodal.inputs import MultiModalKwargsItem
-from vllm.multimodal.media import MediaIO
+from vllm.multimodal.media import ImageMediaIO, MediaIO, MediaWithBytes
 from vllm.multimodal.processing import BaseMultiModalProcessor, ProcessorInputs, TimingContext
 from vllm.multimodal.processing.processor import ResolvedPromptUpdate
 from vllm.utils.torch_utils import set_default_torch_num_threads
@@ -92,12 +93,23 @@ def inputs_of(
     """Return media without a prompt as processor inputs. Raises ValueError if the processor
     refuses.
     """
+    if processor.info.ctx.model_config.get_multimodal_config().mm_processor_cache_gb > 0:
+        media = [_in_rgb(medium) for medium in media]
     return ProcessorInputs(
         [],
         processor.info.parse_mm_data({modality: list(media)}),
         hf_processor_mm_kwargs=options.mm_processor_kwargs,
         media_io_kwargs=options.media_io_kwargs,
     )
+
+
+def _in_rgb(medium: Any) -> Any:
+    """Convert a picture of another mode (``image_mode``) to RGB, with white for transparency. vLLM
+    does so to each picture that its media cache lacks: it parses the picture a second time.
+    """
+    if not isinstance(medium, MediaWithBytes) or not isinstance(medium.media, Image.Image):
+        return medium
+    return replace(medium, media=ImageMediaIO()._convert_image_mode(medium.media))
 
 
 def process(processor: Processor, batch: Batch, decoded: Sequence[Any]) -> list[Processed]:

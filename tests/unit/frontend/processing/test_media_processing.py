@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import torch
+from PIL import Image
 from prometheus_client import REGISTRY
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
@@ -39,6 +40,7 @@ from frontend.processing.renderer import build_renderer
 from frontend.processing.store import ArenaStore
 from frontend.request_context import current_partition
 from tests.clips import data_url
+from tests.odd_media import encoded
 from tests.pictures import picture
 from tests.unit.frontend.http.asking import asking
 from tests.unit.frontend.processing.media import broken_image, image, same
@@ -176,6 +178,15 @@ async def test_the_result_is_vllms_own(
     assert_equal(await setting.show(*images, uuids=named, **options), theirs)
     assert_equal(await setting.show(None, images[1], None, uuids=named, **options), theirs)
     assert sum(setting.backend.batches) == 3
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", None])
+async def test_transparency_that_decoders_keep_becomes_white(
+    setting: Setting, vllm_renderer: BaseRenderer, mode: str | None
+) -> None:
+    see_through = encoded(Image.new("RGBA", (112, 112), (200, 20, 90, 100)), "PNG")
+    medium = dataclasses.replace(broken_image(see_through), media_io=ImageMediaIO(mode))
+    assert_equal(await setting.show(medium), by_vllm(vllm_renderer, medium))
 
 
 async def test_a_request_is_spread_over_what_can_work_at_the_same_time(setting: Setting) -> None:
