@@ -72,7 +72,7 @@ def traced(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tr
             "frontend", discovery, logs, f"--api-key-file={keys}", *flags, env=env
         )
         command = [
-            *(sys.executable, "-W", "ignore", "-m", "tests.fakes.lettered_worker"),
+            *(sys.executable, "-m", "tests.fakes.lettered_worker"),
             *(f"--model={model}", "--worker-id=w0", discovery_flag(discovery)),
             *(*ENGINE_FLAGS, SERVER_FLAGS[-1], *flags),
         ]
