@@ -32,7 +32,7 @@ _WORKER_FIRST: Final = (
 def made() -> Iterator[tuple[Path, bytes]]:
     """Yield each file, and what it has to say."""
     use_cpu_only()
-    sys.argv = ["known_flags", "--help"]  # or vLLM leaves out what its flags are for
+    from vllm.engine import arg_utils
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager
 
@@ -41,6 +41,7 @@ def made() -> Iterator[tuple[Path, bytes]]:
     from setup.completion import scripts
     from setup.flag_table import Command, make_table
 
+    arg_utils.NEEDS_HELP = True  # or vLLM leaves out what its flags are for
     front, of_frontend = make_table(
         Command(
             frontend.PROG,

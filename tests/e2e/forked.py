@@ -23,6 +23,7 @@ _MODULES: Final = (
     *WORKERS,
     "frontend",
     PLAIN_VLLM,
+    "setup.",
     "tests.e2e.clients.programs.bench_serve",
     "tests.fakes.",
     "tests.benchmarks.",

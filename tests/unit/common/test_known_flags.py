@@ -12,6 +12,7 @@ import frontend.args
 from common.cli.command_line import FRONTEND, WORKER
 from common.cli.known_flags import KnownFlags
 from common.errors import ConfigurationError
+from tests.e2e.processes import run_python
 
 MODULES = {"frontend": "frontend", "worker": "backend_worker"}
 NAMES = {"frontend": FRONTEND, "worker": WORKER}
@@ -40,9 +41,8 @@ def fault(command: str, *flags: str, **environ: str) -> str | None:
 
 
 def test_the_files_are_made_from_this_vllm() -> None:
-    command = [sys.executable, "-m", "setup.known_flags", "--check"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr[-1000:]
+    done = run_python("-m", "setup.known_flags", "--check")
+    assert done.returncode == 0, done.stdout[-1000:]
 
 
 @pytest.mark.parametrize("module", MODULES.values())
