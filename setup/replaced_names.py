@@ -105,10 +105,15 @@ PROCESS: Final = (
         },
     ),
     Mechanism(
-        "vLLM compiles no structure of an answer before a trial of it has ended.",
+        "vLLM compiles no structure of an answer before a trial of it has ended, and no answer "
+        "makes an engine wait for its structure again and again.",
         "vLLM compiles structural tags in validators of its request models, and structures beside "
-        "tools in a function of a module.",
+        "tools in a function of a module. Its backend makes the states of answers of a class of "
+        "its module.",
         {
+            "backend_worker/engine/slow_structures.py": (
+                "vars(backend_xgrammar)['XgrammarGrammar']",
+            ),
             "frontend/processing/structures.py": (
                 "vars(abstract_parser)['_xgrammar_supports']",
                 "protocol.validate_structural_tag_payload",

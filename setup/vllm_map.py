@@ -136,6 +136,10 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         ),
     },
     "structures of answers": {
+        "backend_worker/engine/slow_structures.py": (
+            "vllm.config",
+            "vllm.v1.structured_output.backend_xgrammar",
+        ),
         "frontend/bounded/structure_server.py": ("vllm.v1.structured_output.backend_outlines",),
         "frontend/processing/structures.py": (
             "vllm.config",

@@ -17,6 +17,7 @@ from vllm.config import KVEventsConfig, ParallelConfig, VllmConfig
 from vllm.usage.usage_lib import UsageContext
 
 from backend_worker.engine import encodings
+from backend_worker.engine.slow_structures import watch_structures
 from common.errors import ConfigurationError
 from common.vllm_compat.engine_arguments import check_arguments, check_configuration
 from common.vllm_compat.features import hash_blocks_by_their_own_tokens
@@ -110,6 +111,7 @@ def engine_config(args: AsyncEngineArgs, encoder_cache_tokens: int = 0) -> VllmC
         media.enable_mm_embeds = args.enable_mm_embeds
         media.allow_missing_mm_embeddings = False
     encodings.take_over(config)
+    watch_structures(config)
     scheduler = config.scheduler_config
     scheduler.encoder_cache_size = max(scheduler.encoder_cache_size, encoder_cache_tokens)
     return config
