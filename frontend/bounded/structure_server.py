@@ -206,6 +206,9 @@ def _trial(vocabulary: Vocabulary) -> Callable[[Structure], bytes]:
     if vocabulary.backend == "guidance":
         return partial(compile_by_guidance, vocabulary.compact)
     if vocabulary.backend == "outlines":
+        # Takes seconds, which each child has none of.
+        from vllm.v1.structured_output import backend_outlines  # noqa: F401
+
         return partial(compile_by_outlines, vocabulary.outlines)
     info = xgrammar.TokenizerInfo.deserialize_json(vocabulary.info)
     falls_back = vocabulary.backend == "auto"
