@@ -71,7 +71,7 @@ class ArenaStore(ProcessedStore):
             encoded = encode(processed.item)
             lease = self._arena.put(processed.mm_hash, encoded, processed.prompt_updates)
         except (ArenaFullError, ArenaUnavailableError, UnsupportedItemError):
-            return processed  # for this request only; the arena counts how often it is full
+            return processed  # for this request only
         return self.view(lease)
 
     def reserve(self, mm_hash: MmHash, layout: SegmentLayout) -> ReservedSegment | Lease | None:

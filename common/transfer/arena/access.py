@@ -23,20 +23,15 @@ class ArenaStatistics:
     Attributes:
         bytes_used: in segments, padding included.
         bytes_leased: of these, in segments that can't be evicted now.
-        segments: number of items.
-        hits: leases of items that were already there.
-        full: number of items that found no room.
+        writes, evictions: of items.
     """
 
     bytes_total: int
     bytes_used: int
     bytes_leased: int
-    segments: int
     leases: int
     writes: int
-    hits: int
     evictions: int
-    full: int
 
 
 @dataclass(eq=False, kw_only=True)

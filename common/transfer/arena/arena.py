@@ -85,9 +85,7 @@ class Arena(ArenaAccess):
         self._to_release: deque[Lease] = deque()
         self._leases = 0
         self._writes = 0
-        self._hits = 0
         self._evictions = 0
-        self._full = 0
         self._closed = False
         self._changed = threading.Condition(threading.Lock())
 
@@ -137,12 +135,9 @@ class Arena(ArenaAccess):
                 bytes_total=self._table.capacity,
                 bytes_used=self._table.capacity - self._table.free_bytes,
                 bytes_leased=self._table.leased_bytes,
-                segments=len(self._segments),
                 leases=self._leases,
                 writes=self._writes,
-                hits=self._hits,
                 evictions=self._evictions,
-                full=self._full,
             )
 
     def close(self) -> None:
@@ -213,13 +208,11 @@ class Arena(ArenaAccess):
     def _lease(self, segment: _Placed) -> Lease:
         self._table.lease(segment.block)
         self._leases += 1
-        self._hits += 1
         return Lease(self, segment)
 
     def _reserve(self, mm_hash: MmHash, layout: SegmentLayout) -> _Placed:
         placement = self._table.place(layout.length)
         if placement is None:
-            self._full += 1
             raise ArenaFullError(
                 f"no room for {layout.length} bytes in an arena of {self._table.capacity}: "
                 f"{self._table.leased_bytes} bytes are leased"

@@ -74,7 +74,7 @@ class SharedArena(ArenaAccess):
         # Never over its budget: _keep_few evicts, since evicted leases have to be released.
         self._idle: Lru[MmHash, _Held] = Lru(offer.size, lambda held: held.layout.length)
         self._to_release: deque[Lease] = deque()
-        self._leases = self._writes = self._hits = self._full = 0
+        self._leases = self._writes = 0
         self.connection = KeeperConnection(end, self._ordered, self._unwanted)
 
     @property
@@ -90,7 +90,6 @@ class SharedArena(ArenaAccess):
             held = self._held.get(mm_hash)
             if held is None or self.connection.lost:
                 return None
-            self._hits += 1
             return self._lease(held)
 
     def lease(self, mm_hash: MmHash) -> Lease | None:
@@ -128,7 +127,6 @@ class SharedArena(ArenaAccess):
                 )
                 return ReservedSegment(self, held)
             case Refused(_, reason):
-                self._full += 1
                 raise ArenaFullError(reason)
         raise ArenaUnavailableError(f"the keeper of the arena answered {answer!r}")
 
@@ -137,7 +135,6 @@ class SharedArena(ArenaAccess):
         # From another process of ours, on a private socket pair.
         note = cloudpickle.loads(answer.note) if answer.note else None
         with self._lock:
-            self._hits += 1
             held = self._held.get(answer.mm_hash)
             if held is not None:  # another thread here was faster
                 self.connection.tell(Release([answer.token]))
@@ -165,12 +162,9 @@ class SharedArena(ArenaAccess):
                 bytes_total=self.offer.size,
                 bytes_used=held,
                 bytes_leased=held - self._idle.weight,
-                segments=len(self._held),
                 leases=self._leases,
                 writes=self._writes,
-                hits=self._hits,
                 evictions=0,
-                full=self._full,
             )
 
     def close(self) -> None:

@@ -452,7 +452,6 @@ async def test_what_a_killed_process_was_writing_others_write(
     assert await claiming is None
     one._ordered(GiveBack())
     await until(lambda: arena.statistics().bytes_leased == 0)
-    assert arena.statistics().segments == 1
 
 
 async def test_memory_of_a_killed_process_is_nobodys_for_a_while(arena: Arena) -> None:
