@@ -202,37 +202,49 @@ class PollingWatcher(CardWatcher):
         # Leases stand still while nothing can be read, or while the reader was suspended.
         passed = min(now - self._looked_at, 4 * self._place.poll_s)
         self._looked_at = now
-        there, odd, full, listed = set[str](), dict[str, str](), False, 0
+        there, odd = set[str](), dict[str, str]()
         async with aclosing(self._place.pages()) as pages:
-            async for page in pages:
-                wanted = list[Entry]()
-                listed += 1  # a page without entries may come again and again too
-                if listed > MAX_LISTED:
-                    raise DiscoveryError(f"{self._place} lists more than {MAX_LISTED} entries")
-                for entry in page:
-                    listed += 1
-                    if listed % _LISTED_AT_ONCE == 0:
-                        await asyncio.sleep(0)
-                    known = self._known.get(entry.name)
-                    if known is not None:
-                        there.add(entry.name)
-                        known.unrenewed_s += passed
-                    if isinstance(entry.whose, Odd):
-                        self._skip(entry.name, entry.whose, odd)
-                    elif known is None and not self._has_room(entry.name, entry.size):
-                        full = True
-                    elif known is None or entry.version != known.version:
-                        wanted.append(entry)
-                        if len(wanted) == READ_AT_ONCE:
-                            full |= await self._read(wanted, there, odd)
-                            wanted = []
-                full |= await self._read(wanted, there, odd)
+            full = await self._look_through(pages, there, odd, passed)
         self._forget_all_but(there)
         self._odd, self._has_read = odd, True
         if full and not self._full:
             DISCOVERY_ERRORS.labels("size").inc()
             logger.warning("cards in %s are skipped: %s", self._place, NO_ROOM)
         self._full = full
+
+    async def _look_through(
+        self,
+        pages: AsyncIterator[Iterable[Entry]],
+        there: set[str],
+        odd: dict[str, str],
+        passed: float,
+    ) -> bool:
+        """Read what is new on all pages; return whether there was no room for one."""
+        full, listed = False, 0
+        async for page in pages:
+            wanted = list[Entry]()
+            listed += 1  # a page without entries may come again and again too
+            if listed > MAX_LISTED:
+                raise DiscoveryError(f"{self._place} lists more than {MAX_LISTED} entries")
+            for entry in page:
+                listed += 1
+                if listed % _LISTED_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                known = self._known.get(entry.name)
+                if known is not None:
+                    there.add(entry.name)
+                    known.unrenewed_s += passed
+                if isinstance(entry.whose, Odd):
+                    self._skip(entry.name, entry.whose, odd)
+                elif known is None and not self._has_room(entry.name, entry.size):
+                    full = True
+                elif known is None or entry.version != known.version:
+                    wanted.append(entry)
+                    if len(wanted) == READ_AT_ONCE:
+                        full |= await self._read(wanted, there, odd)
+                        wanted = []
+            full |= await self._read(wanted, there, odd)
+        return full
 
     async def _read(self, wanted: Sequence[Entry], there: set[str], odd: dict[str, str]) -> bool:
         """Read and store entries; return whether there was no room for one."""

@@ -103,7 +103,7 @@ def inputs_of(
     )
 
 
-def _in_rgb(medium: Any) -> Any:
+def _in_rgb(medium: object) -> object:
     """Convert a picture of another mode (``image_mode``) to RGB, with white for transparency. vLLM
     does so to each picture that its media cache lacks: it parses the picture a second time.
     """

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from common.errors import RequestRejectedError
 from frontend.request.deadlines import Deadlines
@@ -41,6 +41,9 @@ class Size(NamedTuple):
     tokens: int
 
 
+Waiting: TypeAlias = tuple[Size, asyncio.Future[None]]
+
+
 @dataclass(eq=False)
 class Batch:
     """The engine calls of one request.
@@ -56,7 +59,7 @@ class Batch:
 
     tenant: Tenant
     running: int = 0
-    waiting: deque[tuple[Size, asyncio.Future[None]]] = field(default_factory=deque)
+    waiting: deque[Waiting] = field(default_factory=deque)
     keep: Callable[[int], None] = lambda nbytes: None
     logprobs: int = 0
     repeated: int = 0
@@ -131,18 +134,23 @@ class CallGate:
         batch.waiting.append(call)
         self._waiting[batch] = None
         self._start()
+        started = False
         try:
             async with asyncio.timeout(deadlines.left_s()):
                 await call[1]
-        except BaseException as error:
-            if call in batch.waiting:
-                batch.waiting.remove(call)
-                self._start()  # a smaller one may fit
-            else:
-                self._ended(batch, size, bulk=True)
-            if isinstance(error, TimeoutError):
-                raise deadlines.late() from error
-            raise
+            started = True
+        except TimeoutError as error:
+            raise deadlines.late() from error
+        finally:
+            if not started:
+                self._withdraw(batch, call)
+
+    def _withdraw(self, batch: Batch, call: Waiting) -> None:
+        if call in batch.waiting:
+            batch.waiting.remove(call)
+            self._start()  # a smaller one may fit
+        else:
+            self._ended(batch, call[0], bulk=True)
 
     def _start(self) -> None:
         """Start the bulk calls that there is room for."""

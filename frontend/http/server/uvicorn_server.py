@@ -33,6 +33,9 @@ MOST_HANDSHAKES: Final = 1024
 """Concurrent TLS handshakes. One more aborts the oldest: an honest one takes milliseconds. Each
 takes a file handle and 60 kB, and --max-connections counts it only once it has ended."""
 
+MOST_ACCEPTED: Final = 64
+"""Connections that are accepted before the event loop gets a turn."""
+
 DEFERENCE_S: Final = 0.003
 """Seconds that a process leaves the next connection to a sibling with fewer."""
 
@@ -131,7 +134,7 @@ class Server(uvicorn.Server):
         siblings = self._siblings
         if siblings is None:
             await super().startup(sockets)
-            if self.config.ssl is not None and self.config.uds is None:
+            if self.config.uds is None:
                 self._accept_instead()
             return
         await super().startup(sockets=[])
@@ -155,12 +158,20 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Tell siblings the number of connections; uvicorn calls it ten times a second."""
         ending = await super().on_tick(counter)
-        if self._siblings is not None and self._accepts:
-            self._siblings.has(None if ending else len(self.server_state.connections))
+        if self._accepts:
+            self._count(ending=ending)
         return ending
 
+    def _count(self, *, ending: bool = False) -> None:
+        """Tell siblings the number of connections; None if it takes no more."""
+        if self._siblings is not None:
+            opening = sum(each.opening for each in self._shared)
+            count = len(self.server_state.connections) + opening
+            self._siblings.has(None if ending else count)
+
     def _accept_instead(self) -> None:
-        """Accept by ourselves: asyncio and uvloop have no limit on handshakes."""
+        """Accept by ourselves: asyncio has no limit on handshakes, and uvloop takes one connection
+        a turn of the event loop, so that a GET waited for seconds behind 200 new chats."""
         listeners = [
             socket(fileno=os.dup(each.fileno()))
             for server in self.servers
@@ -173,15 +184,13 @@ class Server(uvicorn.Server):
         self.accept()
 
     def _share(self, listeners: Sequence[socket], defers: Callable[[], bool]) -> None:
-        settings = self.config.ssl, HEAD_S
         self._shared = [
-            SharedListener(each, self._connection, *settings, defers) for each in listeners
+            SharedListener(each, self._connection, self.config.ssl, HEAD_S, defers, self._count)
+            for each in listeners
         ]
         self.servers.extend(self._shared)  # type: ignore[arg-type] # closed and waited for only
 
     def _connection(self) -> asyncio.Protocol:
-        if self._siblings is not None:
-            self._siblings.has(len(self.server_state.connections) + 1)
         return self.config.http_protocol_class(  # type: ignore[call-arg]
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
@@ -190,8 +199,8 @@ class Server(uvicorn.Server):
 class SharedListener:
     """Accept from a socket that other processes accept from too.
 
-    Takes one connection for each turn of the event loop, so that busy processes leave the next one
-    to idle ones. asyncio and uvloop would take all pending ones.
+    Takes a few connections for each turn of the event loop, and none while a sibling has fewer, so
+    that busy processes leave the next one to idle ones.
     """
 
     def __init__(
@@ -201,9 +210,12 @@ class SharedListener:
         tls: ssl.SSLContext | None,
         handshake_s: float,
         defers: Callable[[], bool],
+        count: Callable[[], None],
     ) -> None:
-        """Own ``listener``. ``defers`` tells whether a sibling should take the next connection."""
+        """Own ``listener``. ``defers`` tells whether a sibling should take the next connection;
+        ``count`` is called after each."""
         self._defers = defers
+        self._count = count
         self._listener = listener
         self._make = make
         self._tls = tls
@@ -215,6 +227,11 @@ class SharedListener:
     @property
     def sockets(self) -> list[socket]:
         return [self._listener]
+
+    @property
+    def opening(self) -> int:
+        """Number of connections that are accepted and have no protocol yet."""
+        return len(self._opening)
 
     def start(self) -> None:
         if not self._started:
@@ -236,24 +253,27 @@ class SharedListener:
         await asyncio.gather(*self._opening, return_exceptions=True)
 
     def _accept(self) -> None:
-        if self._defers():
-            self._pause(DEFERENCE_S)
-        else:
-            self._take()
+        for _ in range(MOST_ACCEPTED):
+            if self._defers():
+                self._pause(DEFERENCE_S)
+                return
+            if not self._take():
+                return
 
-    def _take(self) -> None:
+    def _take(self) -> bool:
+        """Accept a connection; return whether there was one."""
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return  # another process was faster, or the client has gone
+            return False  # another process was faster, or the client has gone
         except OSError as error:
             if error.errno == errno.EINVAL:  # the parent has shut it down for all processes
                 self._loop.remove_reader(self._listener.fileno())
-                return
+                return False
             # E.g. no descriptors are left: siblings may have some, and connections wait.
             logger.error("a connection can't be accepted: %s", error)
             self._pause(1.0)
-            return
+            return False
         connection.setblocking(False)
         task = self._loop.create_task(self._open(connection))
         self._opening[task] = None
@@ -263,6 +283,8 @@ class SharedListener:
             del self._opening[oldest]
             oldest.cancel()
             CONNECTIONS_CUT.labels("handshake").inc()
+        self._count()
+        return True
 
     def _opened(self, task: asyncio.Task[None]) -> None:
         self._opening.pop(task, None)

@@ -1,5 +1,6 @@
 """Bodies reach an app parsed, once, and only if they were judged."""
 
+import asyncio
 import json
 import math
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from starlette.requests import Request
 from common.errors import RequestRejectedError
 from frontend.asgi import Door
 from frontend.gate import BodyGate, take_parsed_bodies
-from frontend.gate.body_gate import DECODER, MAX_BRACKETS, MAX_COMMAS, read
+from frontend.gate.body_gate import DECODER, MAX_BRACKETS, MAX_COMMAS, TURN_BYTES, read
 from frontend.http.limits.admission import Admission
 from frontend.http.settings import HttpSettings
 from frontend.request_context import current_context
@@ -127,3 +128,34 @@ def test_what_is_nested_beyond_a_parser_is_refused(body: bytes) -> None:
 def test_what_would_become_too_many_objects_is_not_parsed(body: bytes, said: str) -> None:
     with pytest.raises(RequestRejectedError, match=said):
         read(body)
+
+
+@pytest.mark.parametrize(("size", "turns"), [(TURN_BYTES, 20), (TURN_BYTES - 1, 1)])
+async def test_large_bodies_are_judged_in_turns_of_the_event_loop(size: int, turns: int) -> None:
+    """200 bodies of 60 KB in one turn kept others waiting for 4 s."""
+    turn = 0
+    seen: set[int] = set()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.add(turn)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b" " * (size - 2) + b"{}"}
+
+    async def send(message: Any) -> None: ...
+
+    async def count() -> None:
+        nonlocal turn
+        while len(seen) < turns or turn < turns:
+            await asyncio.sleep(0)
+            turn += 1
+
+    door = Door(app, [Admission(HttpSettings()), BodyGate(max_choices=4)])
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/raw",
+        "headers": [(b"content-length", b"9")],
+    }
+    await asyncio.gather(count(), *(door(dict(scope), receive, send) for _ in range(20)))
+    assert len(seen) == turns
