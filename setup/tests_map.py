@@ -36,7 +36,6 @@ THROUGH: Final[Mapping[str, str]] = {
     "backend_worker/plane/load_report.py": "test_load_of_others.py",
     "backend_worker/kv_events/event_publisher.py": "backend_worker/test_event_publisher.py",
     "backend_worker/plane/request.py": "test_request_plane.py",
-    "frontend/request/batches.py": "frontend/processing/test_pooling.py",
     "backend_worker/plane/session.py": "test_request_plane.py",
     "backend_worker/args.py": "test_settings.py",
     "backend_worker/supervise.py": "backend_worker/test_supervise.py",

@@ -177,7 +177,7 @@ def _read(order: Structure) -> xgrammar.Grammar:
     raise ValueError(f"no kind of structure: {order.kind}")
 
 
-def _tag(text: str) -> tuple[object, ...]:
+def _tag(text: str) -> tuple[Any, ...]:
     """Return a tag as xgrammar takes it; older ones are items and their triggers."""
     tag = json.loads(text)
     if "structures" not in tag:
