@@ -52,9 +52,8 @@ _ERROR_EVENT: Final = re.compile(rb'(?:event: \w+\n)?data: (\{"error".*)')
 EARLY: Final = "data: "
 """Prefix of an error that comes first, whose event has no name."""
 
-_REPEATING: Final = frozenset(
-    {"response.content_part.done", "response.output_item.done", "response.completed"}
-)
+_WHOLE: Final = frozenset({"response.completed", "response.incomplete"})
+_REPEATING: Final = _WHOLE | {"response.content_part.done", "response.output_item.done"}
 _BEFORE_OUTPUT: Final = frozenset({"response.created", "response.in_progress"})
 
 
@@ -239,7 +238,7 @@ def _stand_in() -> Logprob:
 
 def _texts_of(event: Any) -> Iterator[ResponseOutputText]:
     """Yield the texts of an event, which are the same objects in all events."""
-    items = event.response.output if event.type == "response.completed" else [event]
+    items = event.response.output if event.type in _WHOLE else [event]
     for item in items:
         item = getattr(item, "item", item)
         parts = getattr(item, "content", None) or [getattr(item, "part", None)]
