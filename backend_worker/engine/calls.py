@@ -147,8 +147,8 @@ async def _pooled(
             yield output
 
 
-def check_form(first: AnyOutput, submit: Submit) -> None:
-    """Refuse a request if its first output shows that the engine can't write the demanded grammar.
+def check_form(output: AnyOutput, submit: Submit) -> None:
+    """Refuse a request if an output shows that the engine can't write the demanded grammar.
 
     vLLM validates grammars earlier, but its engine may still fail to compile one, or find no
     allowed token. It reports only a failure, for which vLLM's server answers 500.
@@ -156,10 +156,10 @@ def check_form(first: AnyOutput, submit: Submit) -> None:
     Raises RequestRejectedError: the request has a grammar and failed.
     """
     params = submit.sampling_params
-    if params is not None and params.structured_outputs is not None and has_failed(first):
+    if params is not None and params.structured_outputs is not None and has_failed(output):
         raise RequestRejectedError(
             "the engine can't write what the request demands of its answer (structured outputs): "
-            "it could not be compiled, or lets no token follow"
+            "it could not be compiled, lets no token follow, or takes too long for each token"
         )
 
 

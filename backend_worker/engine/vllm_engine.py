@@ -287,9 +287,9 @@ class Engine:
             async for output in outputs:
                 if not produced:
                     self._check_evicted(output, cached)
-                    if self._llm.vllm_config.kv_transfer_config is None:
-                        check_form(output, submit)
                     produced = True
+                if self._llm.vllm_config.kv_transfer_config is None:
+                    check_form(output, submit)
                 check(output)
                 yield output
         except VLLMClientError as error:

@@ -12,7 +12,7 @@ from vllm.exceptions import (
     VLLMValidationError,
 )
 from vllm.renderers import BaseRenderer
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from backend_worker.engine.vllm_engine import Engine
@@ -67,6 +67,7 @@ class Llm:
         self._raises = raises
         self.renderer = renderer
         self.model_config = SimpleNamespace(is_encoder_decoder=False)
+        self.vllm_config = SimpleNamespace(kv_transfer_config=None)
 
     async def generate(self, *_: object, **__: object) -> AsyncGenerator[Any, None]:
         if self._raises is not None:
@@ -136,3 +137,21 @@ async def test_what_nobody_noticed_is_forgotten_before_the_next_request() -> Non
 def test_vllms_renderer_has_what_the_one_here_has() -> None:
     queues = hasattr(BaseRenderer, "queue_mm_cache_invalidations")
     assert queues == hasattr(BaseRenderer, "_drain_mm_cache_invalidations")
+
+
+async def test_a_structure_that_fails_in_the_middle_of_an_answer_is_its_requests_fault() -> None:
+    """As one does that takes the engine ever longer."""
+    asked = engine()
+
+    async def words(*_: object, **__: object) -> AsyncGenerator[Any, None]:
+        yield output("a", finished=False)
+        failed = output("b", finished=True)
+        failed.outputs[0].finish_reason = "error"
+        yield failed
+
+    vars(asked._llm)["generate"] = words
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="(a|aa)*"))
+    outputs = asked.generate(Submit(RequestId("r"), [1, 2], params, [], []), {})
+    assert (await anext(outputs)).outputs[0].text == "a"
+    with pytest.raises(RequestRejectedError, match="too long for each token"):
+        await anext(outputs)
