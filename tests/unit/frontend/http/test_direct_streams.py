@@ -348,7 +348,9 @@ async def test_of_several_prompts_no_output_overtakes_another(
             await until(lambda: len(direct) > 9)
         return await process(*args)
 
-    monkeypatch.setattr(lab.runner, "_processor", SimpleNamespace(process=slowly, tokenizer=None))
+    monkeypatch.setattr(
+        lab.runner, "_processor", SimpleNamespace(process=slowly, tokenizer=None, vocabulary_size=9)
+    )
     for engine in lab.engines.values():
         engine.script = paced(lab, direct)("worker")
     events = await stream(lab, "text", direct=True, prompt=["hi", "ho"])
@@ -801,7 +803,7 @@ async def test_who_left_holds_no_media_while_the_worker_has_yet_to_hear_of_it(
         reservation.keep_with(prompt)
         return prompt
 
-    lab.runner._processor = SimpleNamespace(process=with_media, tokenizer=None)
+    lab.runner._processor = SimpleNamespace(process=with_media, tokenizer=None, vocabulary_size=9)
 
     async def script(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
         try:

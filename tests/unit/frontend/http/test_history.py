@@ -114,8 +114,8 @@ class Others:
     def tell(self, topic: str, tell: Any) -> None:
         self.tells[topic] = tell
 
-    async def ask(self, topic: str, argument: bytes = b"") -> list[tuple[str, bytes]]:
-        return [(str(each), self.tells[topic](argument)) for each in range(2)]
+    async def ask(self, topic: str, argument: bytes = b"") -> dict[str, bytes]:
+        return {str(each): self.tells[topic](argument) for each in range(2)}
 
 
 async def test_the_steps_of_all_processes_add_up() -> None:

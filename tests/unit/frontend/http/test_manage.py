@@ -127,9 +127,9 @@ class Together:
     def tell(self, topic: str, tell: Any) -> None:
         self.tells[topic] = tell
 
-    async def ask(self, topic: str, argument: bytes = b"") -> list[tuple[str, bytes]]:
+    async def ask(self, topic: str, argument: bytes = b"") -> dict[str, bytes]:
         assert self.other is not None
-        return [("1", self.other.tells[topic](argument))]
+        return {"1": self.other.tells[topic](argument)}
 
 
 async def test_all_processes_do_it_and_one_that_comes_later_learns_it(router: Router) -> None:

@@ -95,7 +95,7 @@ async def test_no_comment_while_events_go_past(
         looks += 1
         return float(looks)
 
-    monkeypatch.setattr(DirectEvents, "sent_at", property(sent_at))
+    monkeypatch.setattr(DirectEvents, "sent_at", property(sent_at), raising=False)
     monkeypatch.setattr(token_streams, "time", SimpleNamespace(monotonic=lambda: float(looks)))
     ends = asyncio.Event()
 

@@ -131,6 +131,7 @@ def test_a_process_that_hangs_ends_with_its_frontend(tmp_path: Path) -> None:
         time.sleep(0.05)
     hung = psutil.Process(int(file.read_text()))
     frontend.signal(signal.SIGKILL)
+    frontend.wait()
     hung.wait(60)
 
 

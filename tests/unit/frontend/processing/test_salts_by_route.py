@@ -2,8 +2,10 @@
 made up."""
 
 import asyncio
+import time
 from argparse import Namespace
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -32,7 +34,7 @@ from frontend.media_limits.policy import FetchPolicy
 from frontend.processing.preprocessor import Preprocessor, ProcessedPrompt
 from frontend.processing.settings import PreprocessSettings
 from frontend.request.engine_client import RoutedEngineClient
-from frontend.router import Router, RouterSettings
+from frontend.router.selection import LoadTracker
 from frontend.workers import Adapters
 from tests.pictures import data_uri, picture
 
@@ -46,7 +48,8 @@ class Engine(RoutedEngineClient):
     """Says one word on every prompt, and remembers the prompt."""
 
     def __init__(self, preprocessor: Preprocessor) -> None:
-        super().__init__(preprocessor, None, Router(RouterSettings()), None, 1)  # type: ignore[arg-type]
+        router = SimpleNamespace(load=LoadTracker(time.monotonic))
+        super().__init__(preprocessor, None, router, None, 1)  # type: ignore[arg-type]
         self.prompts: list[ProcessedPrompt] = []
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
