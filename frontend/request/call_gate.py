@@ -148,6 +148,8 @@ class CallGate:
     def _withdraw(self, batch: Batch, call: Waiting) -> None:
         if call in batch.waiting:
             batch.waiting.remove(call)
+            if not batch.waiting:
+                del self._waiting[batch]
             self._start()  # a smaller one may fit
         else:
             self._ended(batch, call[0], bulk=True)
@@ -159,8 +161,6 @@ class CallGate:
         slots = self._slots()
         room = min(self._most, int(BULK_SHARE * slots.total) - slots.others) - self._running
         tokens = int(BULK_TOKENS * slots.tokens) - self._tokens
-        for batch in [each for each in self._waiting if not each.waiting]:
-            del self._waiting[batch]
         while self._waiting:
             batch = min(self._waiting, key=self._usage)
             size, started = batch.waiting[0]
