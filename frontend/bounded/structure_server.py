@@ -7,6 +7,7 @@ frontend when they are only read. Structures that cost too much here reach neith
 """
 
 import json
+import resource
 import signal
 import sys
 import time
@@ -24,6 +25,7 @@ from frontend.bounded.forks import serve
 from frontend.bounded.nullable_runs import MAX_RUN, longest_run
 from frontend.bounded.orders import (
     COMPILES,
+    READ_BYTES,
     READ_S,
     REFUSED,
     STEP_S,
@@ -46,9 +48,9 @@ def compile_by_xgrammar(
     compiler = xgrammar.GrammarCompiler(info, max_threads=THREADS, cache_enabled=False)
     said = COMPILES
     try:
-        began = time.process_time()
+        reading = _Reading()
         grammar = _read(order)
-        if time.process_time() - began > READ_S or longest_run(str(grammar)) > MAX_RUN:
+        if not reading.is_cheap() or longest_run(str(grammar)) > MAX_RUN:
             return b""
         if not _is_quick(_compile(compiler, compact, order)):
             return b""
@@ -56,12 +58,12 @@ def compile_by_xgrammar(
         if "bad_alloc" in str(error):
             return b""
         said = REFUSED
-    return said if not falls_back or _is_read_quickly(compact, order) else b""
+    return said if not falls_back or _is_read_cheaply(compact, order) else b""
 
 
 def compile_by_guidance(compact: bool, order: Structure) -> bytes:
     """Return as ``compile_by_xgrammar`` does. vLLM explains what is wrong with a structure."""
-    return COMPILES if _is_read_quickly(compact, order) else b""
+    return COMPILES if _is_read_cheaply(compact, order) else b""
 
 
 def compile_by_outlines(vocabulary: Any, order: Structure) -> bytes:
@@ -75,13 +77,13 @@ def compile_by_outlines(vocabulary: Any, order: Structure) -> bytes:
 
     if order.kind not in ("json", "regex"):
         return REFUSED
-    began = time.process_time()
+    reading = _Reading()
     try:
         pattern = order.text
         if order.kind == "json":
             pattern = json_schema.build_regex_from_schema(order.text)
         validate_regex_is_buildable(pattern)
-        if time.process_time() - began > READ_S:
+        if not reading.is_cheap():
             return b""
         Index(pattern, vocabulary)
     except (RecursionError, OverflowError):
@@ -91,13 +93,30 @@ def compile_by_outlines(vocabulary: Any, order: Structure) -> bytes:
     return COMPILES
 
 
-def _is_read_quickly(compact: bool, order: Structure) -> bool:
+class _Reading:
+    """CPU time and memory that this process took since, to read a structure."""
+
+    def __init__(self) -> None:
+        self._cpu_s = time.process_time()
+        self._peak = _peak_bytes()
+
+    def is_cheap(self) -> bool:
+        return (
+            time.process_time() - self._cpu_s <= READ_S and _peak_bytes() - self._peak <= READ_BYTES
+        )
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def _is_read_cheaply(compact: bool, order: Structure) -> bool:
     """Return whether guidance takes little time and memory. An array of 100 million items, in a
     request of 120 bytes, ended one worker after the other.
     """
     if order.kind == "structural_tag":
         return True  # guidance does not look into the schemas that vLLM gives it in tags
-    began = time.process_time()
+    reading = _Reading()
     try:
         if order.kind == "json":
             defaults: Any = {"whitespace_flexible": not compact}
@@ -111,7 +130,7 @@ def _is_read_quickly(compact: bool, order: Structure) -> bool:
         return True
     if wrong:
         return True
-    if time.process_time() - began > READ_S:
+    if not reading.is_cheap():
         return False
     # Guidance itself bounds the next allowed tokens, for any vocabulary.
     llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar)

@@ -32,9 +32,9 @@ def read(body: bytes) -> Any:
     """Parse JSON into Python's types, at a cost that grows with its bytes alone.
 
     Raises:
-        RequestRejectedError: it has too many values, or is nested too deeply for a parser.
+        RequestRejectedError: it has too many values, is nested too deeply for a parser, or has text
+            that no answer can repeat.
         json.JSONDecodeError: it isn't JSON; Python's error, as users know it.
-        UnicodeDecodeError: it isn't in UTF-8, UTF-16 or UTF-32.
     """
     if body.count(b"{") + body.count(b"[") > MAX_BRACKETS:
         raise RequestRejectedError(f"the body has more than {MAX_BRACKETS} lists and objects")
@@ -44,7 +44,19 @@ def read(body: bytes) -> Any:
         try:
             return DECODER.decode(body)
         except msgspec.DecodeError:
-            return json.loads(body)  # takes NaN, large numbers, halves of surrogate pairs
+            parsed = json.loads(body)  # takes NaN and large numbers
+            json.dumps(parsed, ensure_ascii=False).encode()
+            return parsed
+    except UnicodeEncodeError:
+        raise RequestRejectedError(
+            "the body has half of a surrogate pair, such as a text cut within an emoji"
+        ) from None
+    except UnicodeDecodeError:
+        raise RequestRejectedError("the body is not encoded in UTF-8, UTF-16 or UTF-32") from None
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:
+        raise RequestRejectedError(f"the body can't be read: {error}") from None
     except RecursionError:
         raise RequestRejectedError("the body is nested too deeply") from None
 
@@ -54,7 +66,8 @@ TURN_BYTES: Final = 8 << 10
 validated in one turn, kept others waiting for 4 s."""
 
 _PARSED: Final = "mmrouter.body"
-"""Key of the parsed body in a request's scope."""
+"""Key in a request's scope of its parsed body, or of the error in it. Apps get nothing else: what
+another parser reads but :func:`read` refuses would not be judged."""
 
 _FORM: Final = "mmrouter.form"
 """Key of the form in a request's scope."""
@@ -89,8 +102,9 @@ class BodyGate:
     def _take_json(self, arrival: Arrival, content: bytes) -> None:
         try:
             body = read(content)
-        except ValueError:
-            return  # vLLM's app parses it again, and answers with the error that clients know
+        except json.JSONDecodeError as error:
+            arrival.scope[_PARSED] = error  # vLLM's app has the answer that clients know
+            return
         judge(body, self._max_choices)
         check(arrival.path, body, runs_tools=self._runs_tools)
         arrival.scope[_PARSED] = body
@@ -115,11 +129,12 @@ def form_of(scope: Scope) -> FormData | None:
 
 
 async def _json(self: Request) -> Any:
-    if _PARSED in self.scope:
-        return self.scope[_PARSED]
-    if _is_form(self.headers):  # or JSON sent as a form would bypass the gate
-        raise json.JSONDecodeError("a form is no JSON", "", 0)
-    return json.loads(await self.body())
+    if _PARSED not in self.scope:  # no body, or a form
+        raise json.JSONDecodeError("Expecting value", "", 0)
+    parsed = self.scope[_PARSED]
+    if isinstance(parsed, json.JSONDecodeError):
+        raise parsed
+    return parsed
 
 
 async def _form(self: Request, **_: float) -> FormData:

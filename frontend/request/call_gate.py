@@ -122,8 +122,9 @@ class CallGate:
     def _check(self, choices: int) -> None:
         if choices <= FEW_CHOICES:
             return
-        most = max(FEW_CHOICES, int(MOST_CHOICES * self._slots().largest))
-        if choices > most:
+        slots = self._slots().largest
+        most = max(FEW_CHOICES, int(MOST_CHOICES * slots))
+        if choices > most and slots:  # without workers the call gets 503
             raise RequestRejectedError(
                 f"`n` asks for {choices} choices of one prompt, more than the {most} that one "
                 "worker of this model runs at once for a request: send several requests"

@@ -97,7 +97,33 @@ def test_what_is_no_json_is_told_by_the_app(client: TestClient, content: str) ->
 
 def test_what_only_python_takes_is_taken() -> None:
     assert math.isnan(read(b'{"a": NaN}')["a"])
-    assert read(b'"\\ud800"') == "\ud800"
+
+
+@pytest.mark.parametrize("text", [b'"\\ud83d"', b'{"a\\udfff": 1}', b'{"a": [NaN, "b\\ud800c"]}'])
+def test_half_of_a_surrogate_pair_is_refused(text: bytes) -> None:
+    """vLLM answers 500 where it repeats one, as in the first event of a response."""
+    with pytest.raises(RequestRejectedError, match="half of a surrogate pair"):
+        read(text)
+    assert read(b'"\\ud83d\\ude00"') == "\U0001f600"
+
+
+@pytest.mark.parametrize("path", ["/parsed", "/raw"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"n": 5, "a": "\xed\xa0\x80"}',
+        b'{"n": 5, "a": "\xff"}',
+        '{"n": 5}'.encode("utf-16")[:-1],
+        b'{"n": 5, "a": ' + b"9" * 5000 + b"}",
+    ],
+    ids=["surrogate", "no UTF-8", "half of UTF-16", "long number"],
+)
+def test_what_one_parser_refuses_no_other_reads(
+    client: TestClient, seen: list[Any], path: str, content: bytes
+) -> None:
+    """Python's parser takes surrogates that msgspec does not: what it read was never judged."""
+    assert client.post(path, content=content, headers=JSON).status_code == 400
+    assert seen == []
 
 
 def test_floats_are_left_to_python_whose_cost_does_not_depend_on_them() -> None:

@@ -67,6 +67,7 @@ def asked(**wanted: Any) -> SamplingParams:
         {"json": {"items": {"type": "integer", "multipleOf": 2}, "maxItems": 100_000_000}},
         {"json": {"type": "string", "pattern": "^(ab?){3000}$"}},
         {"regex": "x" * 1000 + "(a*)*" * 200},
+        {"grammar": 'start: %json {"type": "array", "minItems": 3000000}'},
     ],
     ids=[
         "schema",
@@ -79,6 +80,7 @@ def asked(**wanted: Any) -> SamplingParams:
         "schema that vLLM does not give to xgrammar",
         "pattern that xgrammar reads for seconds",
         "regex whose masks take long behind a text",
+        "grammar that takes memory to read",
     ],
 )
 async def test_what_costs_too_much_is_refused(

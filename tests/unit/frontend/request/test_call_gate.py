@@ -119,6 +119,11 @@ async def test_one_call_asks_for_half_of_an_engine_at_most(slots: int, most: int
         await lab.finish(lab.request("too many", choices=most + 1))
 
 
+async def test_without_workers_no_call_asks_for_too_much() -> None:
+    lab = Lab(slots=0)
+    await lab.finish(lab.request("waits for a worker", choices=100))
+
+
 async def test_who_has_least_goes_first() -> None:
     lab = Lab(slots=16)
     hers, his = Tenant("hers"), Tenant("his")
