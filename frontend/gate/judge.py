@@ -267,7 +267,8 @@ def _size(value: object) -> int:
 
 def _beam_candidates(body: Body) -> int:
     beams = _number(body.get("n"))
-    tokens = _number(body.get("max_completion_tokens") or body.get("max_tokens"))
+    # Which of them counts depends on the route.
+    tokens = max(map(_number, map(body.get, ("max_completion_tokens", "max_tokens"))))
     return _prompts(body) * tokens * beams * (2 * beams + 1)
 
 

@@ -191,6 +191,10 @@ def test_what_clients_send_passes(body: Any) -> None:
             {"use_beam_search": True, "n": "16", "max_completion_tokens": 300},
             "`use_beam_search` with this `n` and `max_tokens`",
         ),
+        (
+            {"use_beam_search": True, "n": 16, "max_completion_tokens": 1, "max_tokens": 300},
+            "`use_beam_search` with this `n` and `max_tokens`",
+        ),
         *[
             ({"use_beam_search": True, "length_penalty": power}, "`length_penalty` is beyond 32")
             for power in (-1e308, "1e3", float("nan"))
