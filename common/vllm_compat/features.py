@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 SUPPORTED: Final = ("0.32.0", "0.33.0")
 """Those that this was built on and tested with. ``pyproject.toml`` installs nothing else."""
 
-INSTALLED: Final[str] = __version__.partition("+")[0]
+BUILD: Final[str] = __version__
+
+INSTALLED: Final = BUILD.partition("+")[0]
 """The version here, without the build's local part (``+cpu``)."""
 
 

@@ -1,4 +1,4 @@
-"""Operators' app: status page, liveness and metrics, also while no model is loaded.
+"""Operators' app: status page, liveness, version and metrics, also while no model is loaded.
 
 The page ``/status`` draws ``/mmrouter/*`` and ``/metrics`` with the key that its user enters, and
 contains no data itself.
@@ -14,6 +14,7 @@ from fastapi import APIRouter, FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from common.vllm_compat.features import BUILD
 from frontend.asgi import error_answer
 from frontend.http.operator.exposition import TEXT_FORMAT
 from frontend.http.operator.merged_metrics import own_metrics
@@ -39,7 +40,7 @@ _HEADERS: Final = {
     "Cache-Control": "no-cache",
 }
 
-_PATHS: Final = re.compile(r"/+(?:livez|metrics|mmrouter|status)(?:/|$)")
+_PATHS: Final = re.compile(r"/+(?:livez|metrics|mmrouter|status|version)(?:/|$)")
 
 
 def page_routes() -> APIRouter:
@@ -89,5 +90,9 @@ def operator_app(routers: Iterable[APIRouter], root_path: str) -> FastAPI:
     @app.get("/metrics")
     async def metrics() -> Response:
         return Response(own_metrics(), media_type=TEXT_FORMAT)
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": BUILD}
 
     return app

@@ -1,9 +1,11 @@
 import httpx
 import pytest
+import vllm
 from fastapi import FastAPI
 
 from common.errors import NoWorkerError
 from frontend.asgi import Door, unanswered
+from frontend.http.operator.app import operator_app
 from frontend.http.server.readiness_gate import ReadinessGate
 
 
@@ -28,6 +30,14 @@ async def test_closed_it_answers_503_with_the_reason(path: str) -> None:
     assert reply.headers["retry-after"] == "1"
     error = reply.json()["error"]
     assert error["code"] == 503 and "none has registered" in error["message"]
+
+
+async def test_closed_it_tells_the_version() -> None:
+    gate = ReadinessGate(nobody, operator_app([], ""))
+    reply = await get(gate, "/version")
+    assert reply.status_code == 200
+    assert reply.json() == {"version": vllm.__version__}
+    assert (await get(gate, "/ping")).status_code == 503
 
 
 async def test_while_the_model_is_loaded_it_says_so() -> None:
