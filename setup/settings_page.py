@@ -100,10 +100,8 @@ engine's that concern it.
 All other flags of the engine work at a worker, and a frontend refuses them.
 
 Variables of vLLM's are read where vLLM's own code reads them, and so is
-`VLLM_HTTP_TIMEOUT_KEEP_ALIVE`. Two that only vLLM's own launcher heeds do nothing here:
-`VLLM_KEEP_ALIVE_ON_ENGINE_DEATH`, since a frontend outlives its workers' engines anyway, and
-`VLLM_LOG_STATS_INTERVAL`, since the figures are in the metrics. With
-`VLLM_ENABLE_RESPONSES_API_STORE=1` a frontend does not start.
+`VLLM_HTTP_TIMEOUT_KEEP_ALIVE`. `VLLM_KEEP_ALIVE_ON_ENGINE_DEATH` does nothing: a frontend outlives
+its workers' engines anyway. With `VLLM_ENABLE_RESPONSES_API_STORE=1` a frontend does not start.
 """
 
 

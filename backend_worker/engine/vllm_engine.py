@@ -157,6 +157,7 @@ class Engine:
             stat_loggers=[stats],
             enable_log_requests=args.enable_log_requests,
             disable_log_stats=args.disable_log_stats,
+            aggregate_engine_logging=args.aggregate_engine_logging,
         )
         try:
             # Joins the warm-up and drops its dummy items.
@@ -259,6 +260,13 @@ class Engine:
             )
             for rank, stats in self._stats.latest().items()
         }
+
+    async def log_statistics(self) -> None:
+        """Have vLLM log its statistics at its interval, until cancelled. It logs none while idle,
+        or with ``--disable-log-stats``."""
+        while True:
+            await asyncio.sleep(envs.VLLM_LOG_STATS_INTERVAL)
+            await self._llm.do_log_stats()
 
     def steps(self) -> list[StepSums]:
         return self._stats.steps()

@@ -175,6 +175,7 @@ class WorkerService:
                     ("request plane", self._receive),
                     ("request plane clock", self._keep_time),
                     ("request plane reports", lambda: self._reports.tell(self._with_news)),
+                    ("engine statistics", self._engine.log_statistics),
                     ("loop delay", measure_loop_delay),
                     ("strangers", lambda: count_refusals(self._socket.monitor, "request plane")),
                 )

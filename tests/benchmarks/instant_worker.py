@@ -51,6 +51,9 @@ class InstantEngine:
     def steps(self) -> list[StepSums]:
         return []
 
+    async def log_statistics(self) -> None:
+        pass
+
     async def generate(self, submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
         wanted = {part.mm_hash for part in submit.media}
         if missing := [each for each in wanted if each not in items and each not in self._held]:

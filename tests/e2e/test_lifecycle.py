@@ -58,6 +58,16 @@ def test_without_workers_it_says_so_and_picks_them_up(
     assert chat(lonely.url).status_code == 200
 
 
+def test_a_worker_sums_up_its_traffic(stack: Stack, router: Endpoint) -> None:
+    assert chat(router.url).status_code == 200
+    deadline = time.monotonic() + 120
+    while not any(
+        "Prefix cache hit rate" in each.log.read_text() for each in stack.workers.values()
+    ):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 def test_a_worker_that_does_not_fit_is_refused_by_name_and_says_so_itself(
     stack: Stack, router: Endpoint, model: Path, tmp_path: Path
 ) -> None:

@@ -74,6 +74,9 @@ class ScriptedEngine:
     def steps(self) -> list[StepSums]:
         return self.step_sums
 
+    async def log_statistics(self) -> None:
+        pass
+
     async def generate(
         self, submit: Submit, items: Items
     ) -> AsyncGenerator[RequestOutput | PoolingRequestOutput]:
