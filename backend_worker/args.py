@@ -5,9 +5,9 @@ import secrets
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
-from pydantic import Field, field_validator
+from pydantic import Field
 from vllm import AsyncEngineArgs
 
 from backend_worker.engine.adapters import Adapters, read_adapter
@@ -17,6 +17,7 @@ from common.cli.process_settings import ProcessSettings
 from common.cli.settings_summary import summary
 from common.cli.vllm_command_line import VllmParser, pass_level_on, read_vllms
 from common.cli.vllm_flags import refusal_at_worker
+from common.cli.worker_settings import WorkerSettings
 from common.discovery.base import Discovery
 from common.discovery.settings import DiscoverySettings
 from common.errors import ConfigurationError, NoDeviceError
@@ -25,47 +26,6 @@ from common.transfer.nixl_processes import NixlNetwork
 from common.transfer.settings import NixlSettings, TransferSettings
 from common.transfer.transports import TransferMode
 from common.vllm_compat.preflight import check_device, fault_of
-
-
-class WorkerSettings(FlagSettings):
-    """Identity, address and capacity of the worker."""
-
-    flag_group: ClassVar[str] = "worker"
-
-    worker_id: str | None = Field(
-        None,
-        pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$",
-        description="name of this worker, of letters, digits, '.', '_' and '-', stable over "
-        "restarts if you give one; without it the name is new each time",
-    )
-    worker_host: str = Field(
-        "127.0.0.1",
-        description="address of this host on which requests and KV events are served, and that "
-        "frontends connect to; one that leaves this host needs --fleet-key-file",
-    )
-    worker_port: int = Field(
-        0, ge=0, le=65535, description="port of the request plane, 0 for any free one"
-    )
-    encoder_cache_tokens: int = Field(
-        0,
-        ge=0,
-        le=1 << 24,
-        description="media tokens whose encodings the engine keeps, so that a picture asked about "
-        "again is not encoded again; 0 for as many as a step prefills, which is vLLM's choice. "
-        "What they take beyond that, vLLM does not reckon with: leave GPU memory for them",
-    )
-
-    @field_validator("worker_host")
-    @classmethod
-    def _one_address(cls, host: str) -> str:
-        # The card carries the address, and on another host these would mean that host itself.
-        if host.strip() in ("", "*", "0.0.0.0", "::", "[::]"):
-            raise ValueError("frontends connect to it, so it must be one address of this host")
-        return host
-
-    @property
-    def endpoint(self) -> str:
-        return f"tcp://{self.worker_host}:{self.worker_port}"
 
 
 class WorkerNixlSettings(NixlSettings):

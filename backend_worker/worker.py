@@ -36,7 +36,7 @@ from common.observability.log_lines import configure_logging, log_progress
 from common.observability.telemetry import enable_nvtx
 from common.observability.tracing import exporting, prepare
 from common.request_plane.card import HostIdentity, WorkerCard, WorkerState
-from common.request_plane.fleet_sockets import check_address, check_bind
+from common.request_plane.fleet_sockets import check_bind
 from common.transfer.arena import reap_orphans
 from common.transfer.nixl import NixlReceiver
 from common.transfer.nixl_processes import nixl_installed
@@ -78,7 +78,6 @@ def run() -> None:
 async def _run(args: WorkerArgs) -> None:
     key = args.process.fleet_key()
     check_bind(args.worker.endpoint, key)
-    check_address(args.worker.endpoint)
     engine_args = with_our_defaults(args.engine, args.engine_given)
     engine_args.kv_events_config = fleet_events(
         engine_args.kv_events_config, key, args.process.fleet_key_file

@@ -23,12 +23,16 @@ from common.cli.command_line import (
     Names,
     read_command_line,
 )
+from common.cli.flag_settings import FlagSettings
+from common.cli.known_flags import KnownFlags
 from common.cli.process_settings import KeySettings, ProcessSettings, read_keys
+from common.cli.worker_settings import WorkerSettings
 from common.discovery.settings import DiscoverySettings, check_place
 from common.errors import ConfigurationError, ListenError, MmRouterError
+from common.request_plane.fleet_sockets import check_bind
 from common.vllm_compat.preflight import CONFIGURATIONS, fault_of
 
-_GROUPS: Final = (ConfigSettings, DiscoverySettings, ProcessSettings, KeySettings)
+_GROUPS: Final = (ConfigSettings, DiscoverySettings, ProcessSettings)
 
 _HUB_NAME: Final = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
 _SLACK_S: Final = 5.0  # for the name server, which the client's time-out does not cover
@@ -46,7 +50,7 @@ def leave_if_wrong(prog: str, check: Callable[[], object]) -> None:
 def check_frontend(argv: Sequence[str], *, listens: bool) -> CommandLine:
     """Check a frontend's place for cards, key files and TLS files; its address, if it ``listens``
     itself. Raises MmRouterError."""
-    line = _read(argv, FRONTEND)
+    line = _read(argv, FRONTEND, KeySettings)
     keys = KeySettings.from_args(line.ours)
     if keys.api_key_file is not None:
         read_keys(keys.api_key_file)
@@ -64,15 +68,20 @@ def check_frontend(argv: Sequence[str], *, listens: bool) -> CommandLine:
 
 
 def check_worker(argv: Sequence[str], *, of_demo: bool = False) -> None:
-    """Check a worker's place for cards, fleet key and model, unless it is the demo's, which is made
+    """Check a worker's place for cards, fleet key, address, and model unless it is the demo's, made
     later. Raises MmRouterError."""
-    line = _read(argv, WORKER)
-    leading = line.rest and not line.rest[0].startswith("-")
-    model = line.rest[0] if leading else line.of_vllm("model")
+    line = _read(argv, WORKER, WorkerSettings)
+    worker = WorkerSettings.from_args(line.ours)
+    place = worker.worker_host.strip("[]")
+    free_port(place, worker.worker_port, (), "--worker-host", "--worker-port")
+    check_bind(worker.endpoint, ProcessSettings.from_args(line.ours).fleet_key())
+    known = KnownFlags.of("worker")
+    positional = known.positional(line.rest) if known else []
+    model = positional[0] if positional else line.of_vllm("model")
     if model is None:
-        if not of_demo and all(word.startswith("-") for word in line.rest):
+        if not of_demo and known:
             raise ConfigurationError("MODEL or --model is required")
-        return  # it may stand behind other flags
+        return
     given = {word.partition("=")[0] for word in line.rest if word.startswith("--")}
     given |= {f"--{key}" for key in (line.file.values if line.file else ())}
     names = {flag.removeprefix("--").replace("-", "_") for flag in given}
@@ -83,10 +92,10 @@ def check_worker(argv: Sequence[str], *, of_demo: bool = False) -> None:
         raise ConfigurationError(fault)
 
 
-def _read(argv: Sequence[str], names: Names) -> CommandLine:
+def _read(argv: Sequence[str], names: Names, of_one: type[FlagSettings]) -> CommandLine:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     try:
-        line = read_command_line(parser, _GROUPS, names, argv)
+        line = read_command_line(parser, (*_GROUPS, of_one), names, argv)
     except argparse.ArgumentError as error:
         raise ConfigurationError(str(error)) from error
     check_place(DiscoverySettings.from_args(line.ours).open())
@@ -148,6 +157,8 @@ def free_port(
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             reason = f"port {wanted} on {host} is in use: choose another one with {port_option}"
+        elif error.errno == errno.EADDRNOTAVAIL:
+            reason = f"{host_option}={host} is no address of this machine: `ip address` lists them"
         else:
             reason = f"{host_option}={host} {port_option}={wanted}: {error.strerror}"
     raise ListenError(reason)

@@ -36,6 +36,7 @@ _DIRECTORY: Final = re.compile(r"-dir$|-path$")
 _LONGEST_HELP: Final = 80
 _LONGEST_METAVAR: Final = 60
 _WIDTH: Final = 96
+_MANY: Final = 1 << 16  # words
 
 
 class Completed(NamedTuple):
@@ -113,6 +114,11 @@ def make_table(
         choices={flag: [str(each) for each in kind] for flag, _, kind in chosen},
         variables={flag: variable for flag, variable, _ in chosen} | dict(numbers.keys()),
         numbers={flag: number for (flag, _), number in numbers.items()},
+        values={
+            flag: _MANY if action.nargs in ("+", "*") else 0
+            for flag, action in by_flag.items()
+            if action.nargs in (0, "+", "*")
+        },
     )
     return table, _completed((*ours.actions, *taken), own)
 

@@ -6,6 +6,7 @@ of the file, and its value is converted where the scales differ. vLLM's own flag
 """
 
 import argparse
+import re
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -186,6 +187,11 @@ class ConfigSettings(FlagSettings):
         description="YAML file whose keys are flags without their dashes in front, vLLM's too; "
         "flags and the environment beat it",
     )
+
+
+def is_flag(word: str) -> bool:
+    """Return whether it is a flag and not a value such as -1 or {"a": -1}."""
+    return re.match(r"--?[A-Za-z]", word) is not None
 
 
 def value_of(flag: str, words: Sequence[str]) -> str | None:

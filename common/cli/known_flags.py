@@ -7,7 +7,7 @@ completion in one per shell, made by ``setup/known_flags.py``.
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from itertools import takewhile
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Annotated, Final, NoReturn, Self
 import msgspec
 from pydantic import Field, TypeAdapter, ValidationError
 
-from common.cli.command_line import ConfigSettings, Names, value_of
+from common.cli.command_line import ConfigSettings, Names, is_flag, value_of
 from common.cli.flag_settings import ConfigFile, is_empty, unknown
 from common.errors import ConfigurationError
 from common.extensions import ROUTER_MODES, names_of
@@ -59,6 +59,7 @@ class KnownFlags(msgspec.Struct, frozen=True):
         numbers: those of our flags that take one.
         variables: the environment variable of each flag in ``choices`` and ``numbers``.
         parsers: names of vLLM's parsers, by flag.
+        values: how many words are values of a flag, unless it takes one.
     """
 
     prog: str
@@ -70,6 +71,7 @@ class KnownFlags(msgspec.Struct, frozen=True):
     variables: dict[str, str]
     parsers: dict[str, list[str]] = {}
     numbers: dict[str, Number] = {}
+    values: dict[str, int] = {}
 
     @classmethod
     def of(cls, command: str) -> Self | None:
@@ -131,6 +133,19 @@ class KnownFlags(msgspec.Struct, frozen=True):
                 continue
             if fault := number.fault_of(said[1]):
                 raise ConfigurationError(f"{said[0]}={said[1]!r} is unusable: {fault}")
+
+    def positional(self, words: Iterable[str]) -> list[str]:
+        """Return the words that are neither flags nor values of one."""
+        found = []
+        values = 0
+        for word in words:
+            if is_flag(word):
+                values = 0 if "=" in word else self.values.get(word, 1)
+            elif values:
+                values -= 1
+            else:
+                found.append(word)
+        return found
 
     def _fault_of(self, flag: str, shown: str | None = None) -> str | None:
         """Return the fault of a flag, perhaps with a field; ``shown`` is the flag as written."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NoReturn
 
-from common.cli.command_line import FRONTEND, WORKER, value_of
+from common.cli.command_line import FRONTEND, WORKER, is_flag, value_of
 from common.cli.flag_settings import unknown
 from common.cli.known_flags import KnownFlags, installed_vllm
 from common.errors import ConfigurationError
@@ -168,13 +168,13 @@ class Request:
 
     def _share_out(self, words: Sequence[str]) -> Iterator[str]:
         """Pass each flag with its values to the processes that know it; return our own."""
-        at = next((n for n, word in enumerate(words) if _is_flag(word)), len(words))
+        at = next((n for n, word in enumerate(words) if is_flag(word)), len(words))
         if at > 1:
             raise ConfigurationError(f"unexpected argument {words[1]!r}: one model is served")
         yield from (f"--model={model}" for model in words[:at])
         while at < len(words):
             end = at + 1
-            while end < len(words) and not _is_flag(words[end]):
+            while end < len(words) and not is_flag(words[end]):
                 end += 1
             flag, equals, value = words[at].partition("=")
             flag = flag.replace("_", "-")
@@ -348,8 +348,3 @@ def known_flags(command: str) -> KnownFlags:
     if known is None:
         raise ConfigurationError(f"vLLM {installed_vllm()} is installed, which is not supported")
     return known
-
-
-def _is_flag(word: str) -> bool:
-    """Return whether it is a flag and not a value such as -1 or {"a": -1}."""
-    return re.match(r"--?[A-Za-z]", word) is not None

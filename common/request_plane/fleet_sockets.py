@@ -7,7 +7,6 @@ loopback.
 
 import ipaddress
 import logging
-import socket
 from typing import Any
 
 import zmq
@@ -139,23 +138,6 @@ def check_bind(endpoint: str, key: FleetKey | None) -> None:
             "key with `mmrouter fleet-key new PATH` and give it to every worker and "
             "frontend with --fleet-key-file, or stay on 127.0.0.1"
         )
-
-
-def check_address(endpoint: str) -> None:
-    """Raise ConfigurationError for a foreign address or used port, before an engine starts."""
-    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    if not endpoint.startswith("tcp://") or host == "*":
-        return
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port) if port.isdigit() else 0)
-        with socket.socket(found[0][0]) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(found[0][4])
-    except OSError as error:  # that of a name that means nothing is one
-        raise ConfigurationError(
-            f"can't bind request endpoint {endpoint}: {error.strerror}; --worker-host must be an "
-            "address of this host, and --worker-port free"
-        ) from error
 
 
 def check_card(card: WorkerCard, key: FleetKey | None) -> None:

@@ -1,4 +1,3 @@
-import socket
 from pathlib import Path
 
 import pytest
@@ -7,7 +6,6 @@ import zmq
 from common.errors import CardKeyError, ConfigurationError
 from common.fleet_key import FleetKey, new
 from common.request_plane.fleet_sockets import (
-    check_address,
     check_bind,
     check_card,
     connect,
@@ -75,20 +73,3 @@ def test_libzmq_is_given_no_name_to_resolve(endpoint: str) -> None:
 def test_a_worker_on_another_host_without_a_key_is_refused() -> None:
     with pytest.raises(CardKeyError, match="leaves this host"):
         check_card(make_card(request_endpoint="tcp://10.0.0.5:5"), None)
-
-
-def test_an_address_of_another_host_and_a_port_in_use_are_found_before_an_engine_is_started() -> (
-    None
-):
-    check_address("tcp://127.0.0.1:0")
-    check_address("tcp://*:0")
-    check_address("ipc:///tmp/x")
-    with pytest.raises(ConfigurationError, match="--worker-host must be an address of this host"):
-        check_address("tcp://192.0.2.1:0")  # which is reserved for documentation
-    with pytest.raises(ConfigurationError, match="--worker-host must be an address of this host"):
-        check_address("tcp://no.such.host.invalid:0")
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        with pytest.raises(ConfigurationError, match=r"in use; .*--worker-port free"):
-            check_address(f"tcp://127.0.0.1:{other.getsockname()[1]}")

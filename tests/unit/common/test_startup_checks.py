@@ -1,6 +1,7 @@
 """What is refused before vLLM is imported, by one check for ``frontend``, ``worker`` and ``up``."""
 
 import os
+import re
 import socket
 import ssl
 import subprocess
@@ -134,6 +135,32 @@ def test_a_host_that_is_none(host: str) -> None:
     status, line = said("frontend", f"--host={host}")
     assert status == 3
     assert line.startswith(f"mmrouter frontend: error: --host={host} is no address of this machine")
+
+
+@pytest.mark.parametrize(
+    ("host", "reason"),
+    [
+        ("192.0.2.77", "is no address of this machine: `ip address` lists them"),
+        ("no.such.host.invalid", "is no address of this machine: "),
+        ("0.0.0.0", "is unusable: .*it must be one address of this host"),
+    ],
+)
+def test_an_address_that_a_worker_can_not_have(host: str, reason: str) -> None:
+    _, line = said("backend_worker", "/", f"--worker-host={host}")
+    assert re.match(f"mmrouter worker: error: --worker-host='?{host}'? {reason}", line)
+
+
+def test_a_port_that_a_worker_can_not_have() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ListenError, match=f"port {port} on 127.0.0.1 is in use: .*worker-port"):
+            check_worker(["/", f"--worker-port={port}"])
+
+
+def test_a_worker_without_a_key_stays_on_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("common.startup_checks.free_port", lambda *_: 0)
+    with pytest.raises(ConfigurationError, match="leaves this host"):
+        check_worker(["/", "--worker-host=10.0.0.5"])
 
 
 def test_a_port_in_use() -> None:
@@ -272,6 +299,8 @@ def test_what_is_not_asked_for(tmp_path: Path) -> None:
         ["--discovery={tmp}", "{}"],
         ["--load-format=dummy", "--model={}"],
         ["--model", "{}"],
+        ["--dtype", "float32", "{}"],
+        ["--enforce-eager", "{}"],
         ["--config={tmp}/file.yaml"],
     ],
 )
@@ -283,7 +312,7 @@ def test_the_model_is_found_where_it_stands(words: list[str], tmp_path: Path) ->
 
 
 def test_without_a_model_nothing_starts() -> None:
-    check_worker(["--dtype", "float32"])  # the parser says so
     check_worker([], of_demo=True)
-    with pytest.raises(ConfigurationError, match="MODEL or --model is required"):
-        check_worker(["--dtype=float32"])
+    for words in (["--dtype=float32"], ["--seed", "-1"], ["--lora-modules", "a=/b", "c=/d"]):
+        with pytest.raises(ConfigurationError, match="MODEL or --model is required"):
+            check_worker(words)
