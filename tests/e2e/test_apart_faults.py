@@ -16,7 +16,7 @@ import pytest
 from common.discovery.etcd.discovery import LEASE_S
 from tests.e2e.apart import OBSTACLES, FarFrontend, Site, open_site, wrong_clock
 from tests.e2e.conftest import LetGo
-from tests.e2e.processes import Process
+from tests.e2e.processes import Process, forks_with
 from tests.fakes import letters
 
 pytestmark = OBSTACLES
@@ -43,7 +43,11 @@ class Desk:
 
 @pytest.fixture(scope="module")
 def desk(model: Path, tmp_path_factory: pytest.TempPathFactory, let_go: LetGo) -> Iterator[Desk]:
-    with open_site("desk", model, tmp_path_factory.mktemp("desk"), (*OFF_S, "reader")) as site:
+    directory = tmp_path_factory.mktemp("desk")
+    with (
+        open_site("desk", model, directory, (*OFF_S, "reader")) as site,
+        forks_with(wrong_clock(directory, 0)),
+    ):
         workers = {name: start(site, name) for name in OFF_S}
         reader = site.frontend("reader", "--request-timeout=120")
         try:

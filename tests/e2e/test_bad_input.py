@@ -2,7 +2,8 @@
 
 import json
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -25,7 +26,20 @@ def image(url: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-BAD = {
+Body: TypeAlias = dict[str, Any]
+
+LARGE: dict[str, tuple[Callable[[], Body], str]] = {
+    "image too large": (
+        lambda: chat(image(data_uri(blank_picture(20_000)))), r"pixels|large|size"
+    ),
+    "images too long": (
+        lambda: chat(*[image(data_uri(picture(f"long-{n}", (1024, 1024)))) for n in range(4)]),
+        r"longer than the maximum model length|maximum context length",
+    ),
+}  # fmt: skip
+"""Made when they are needed, since each process of a run imports this module."""
+
+BAD: dict[str, tuple[Body, str]] = {
     "undecodable image": (chat(image("data:image/png;base64,bm90IGFuIGltYWdl")), r"image|picture"),
     "broken base64": (chat(image("data:image/png;base64,%%%")), r"."),
     "truncated image": (chat(image(data_uri(picture("cut")[:2000]))), r"cut off|truncated"),
@@ -37,11 +51,6 @@ BAD = {
     ),
     "not found": (chat(image("{pictures}/missing.png")), r"404|Not Found"),
     "too many images": (chat(*[image(data_uri(picture("n")))] * 5), r"4 image|image\(s\)"),
-    "image too large": (chat(image(data_uri(blank_picture(20_000)))), r"pixels|large|size"),
-    "images too long": (
-        chat(*[image(data_uri(picture(f"long-{n}", (1024, 1024)))) for n in range(4)]),
-        r"longer than the maximum model length|maximum context length",
-    ),
     "prompt too long": (chat({"type": "text", "text": "river " * 9000}), r"maximum|length"),
     "unknown model": (chat(model="nobody"), r"nobody"),
     "bad parameter": (chat(temperature=-1), r"temperature"),
@@ -90,12 +99,16 @@ OUR_OWN_WORDS = (
 whole URL."""
 
 
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("name", [*BAD, *LARGE])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_a_bad_request_is_named(
     router: Endpoint, plain: Endpoint, pictures_url: str, name: str, stream: bool
 ) -> None:
-    body, complaint = BAD[name]
+    if name in LARGE:
+        make, complaint = LARGE[name]
+        body = make()
+    else:
+        body, complaint = BAD[name]
     text = json.dumps(body | {"stream": stream}).replace("{pictures}", pictures_url)
     reply = router.http.post(
         "/v1/chat/completions", content=text, headers={"Content-Type": "application/json"}
