@@ -123,9 +123,9 @@ def take_parsed_bodies() -> None:
     Request.json, Request.form = _json, _form  # type: ignore[assignment, method-assign]
 
 
-def form_of(scope: Scope) -> FormData | None:
-    """Return the form of a request that passed a gate, if it has one."""
-    return scope.get(_FORM)
+def body_of(scope: Scope) -> object:
+    """Return the JSON or the form of a request that passed a gate; None if it can't be read."""
+    return scope.get(_FORM, scope.get(_PARSED))
 
 
 async def _json(self: Request) -> Any:
@@ -138,7 +138,7 @@ async def _json(self: Request) -> Any:
 
 
 async def _form(self: Request, **_: float) -> FormData:
-    return form_of(self.scope) or FormData()
+    return self.scope.get(_FORM, FormData())
 
 
 def _answer(error: RequestRejectedError) -> App:

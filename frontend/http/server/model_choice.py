@@ -6,13 +6,10 @@ workers.
 """
 
 import asyncio
-import json
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final
-
-import msgspec
 
 from frontend.asgi import (
     RETRY_AFTER_S,
@@ -22,19 +19,11 @@ from frontend.asgi import (
     Send,
     error_answer,
     has_body,
-    once_more,
     route_path,
 )
-from frontend.gate import form_of
+from frontend.gate import body_of
 from frontend.http.access.admin import is_for_admins
 from frontend.request_context import current_context
-
-
-class _Named(msgspec.Struct):
-    model: object = None
-
-
-_names: Final = msgspec.json.Decoder(_Named)
 
 
 @dataclass(eq=False)
@@ -88,14 +77,10 @@ class ModelChoice:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection. A body has to be one message."""
+        """Serve one connection."""
         app: App | None = self._anyone(scope)
         if scope["type"] == "http" and scope["method"] == "POST" and has_body(scope):
-            message = await receive()
-            name = _model_of(message.get("body", b""), scope)
-            receive = once_more(message, receive)
-            del message
-            app = self._named(name, scope) or app
+            app = self._named(_model_of(scope), scope) or app
         await (app or _NOBODY)(scope, receive, send)
 
     def _named(self, name: str | None, scope: Scope) -> App | None:
@@ -127,24 +112,8 @@ def _say_loading(name: str) -> App:
     return error_answer(message, HTTPStatus.SERVICE_UNAVAILABLE, headers)
 
 
-def _model_of(body: bytes, scope: Scope) -> str | None:
-    """Return the model that a body names; empty if it names none, None if it is unreadable.
-
-    A guess is good enough: the app checks the name itself. Scanning 64 MB takes some 25 ms.
-    """
-    if (form := form_of(scope)) is not None:
-        named = form.get("model")
-        return named if isinstance(named, str) else ""
-    try:
-        model = _names.decode(body).model
-    except ValueError:
-        try:
-            said = json.loads(body)  # which takes NaN, and other encodings
-        except (ValueError, RecursionError):
-            return None
-        if not isinstance(said, dict):
-            return None
-        model = said.get("model")
-    if model is None:
-        return ""
+def _model_of(scope: Scope) -> str | None:
+    """Return the model that a body names; empty if it names none, None if it is unreadable."""
+    body = body_of(scope)
+    model = body.get("model") or "" if isinstance(body, Mapping) else None
     return model if isinstance(model, str) else None

@@ -20,6 +20,10 @@ from tests.waiting import until
 JSON = {"content-type": "application/json"}
 
 
+def door_to(choice: ModelChoice) -> Door:
+    return Door(choice, [Admission(HttpSettings()), BodyGate(max_choices=1)])
+
+
 class Said:
     """Says who was asked, and the body that came."""
 
@@ -56,7 +60,7 @@ def choice() -> ModelChoice:
 
 @pytest.fixture
 async def http(choice: ModelChoice) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(Door(choice, []))
+    transport = httpx.ASGITransport(door_to(choice))
     async with httpx.AsyncClient(transport=transport, base_url="http://f") as client:
         yield client
 
@@ -109,8 +113,7 @@ async def test_without_a_name_it_is_asked_for_if_there_are_several(
 @pytest.mark.parametrize(
     "body",
     [
-        b"{", b"[1]", b"null", b"\xff", b'{"model": 5}', b'{"model": {"a": []}}', b"[" * 100_000,
-        b'{"model": "alpha"', b"",
+        b"{", b"[1]", b"null", b'{"model": 5}', b'{"model": true}', b'{"model": "alpha"', b"",
     ],
 )  # fmt: skip
 async def test_what_can_not_be_read_is_for_vllm_to_refuse(
@@ -134,8 +137,7 @@ async def test_what_only_pythons_parser_takes(http: httpx.AsyncClient, body: byt
 
 
 async def test_forms_say_it_too(choice: ModelChoice) -> None:
-    door = Door(choice, [Admission(HttpSettings()), BodyGate(max_choices=1)])
-    transport = httpx.ASGITransport(door)
+    transport = httpx.ASGITransport(door_to(choice))
     async with httpx.AsyncClient(transport=transport, base_url="http://f") as http:
         for name in ("alpha", "beta"):
             form = http.build_request(
@@ -147,7 +149,7 @@ async def test_forms_say_it_too(choice: ModelChoice) -> None:
 
 async def test_what_names_no_model_goes_where_somebody_is(choice: ModelChoice) -> None:
     choice.apps[:] = [model_app("alpha", there=False), model_app("beta")]
-    transport = httpx.ASGITransport(Door(choice, []))
+    transport = httpx.ASGITransport(door_to(choice))
     async with httpx.AsyncClient(transport=transport, base_url="http://f") as http:
         assert (await http.get("/health")).json()["app"] == "beta"
         assert (await http.post("/mmrouter/workers/w/drain")).json()["app"] == "beta"
@@ -162,7 +164,7 @@ async def test_what_names_no_model_goes_where_somebody_is(choice: ModelChoice) -
 async def test_a_name_that_nobody_has_goes_where_such_requests_are(there: bool) -> None:
     choice = ModelChoice(lambda _: False)
     choice.apps += [model_app("alpha", there=not there), model_app("beta", there=there)]
-    transport = httpx.ASGITransport(Door(choice, []))
+    transport = httpx.ASGITransport(door_to(choice))
     async with httpx.AsyncClient(transport=transport, base_url="http://f") as http:
         for path, app in (("/v1/chat/completions", "alpha"), ("/v1/embeddings", "beta")):
             answer = await http.post(path, json={"model": "nobody"})
