@@ -29,11 +29,11 @@ class Authority:
         self.certificate = directory / "ca.pem"
         self._write(self.certificate, self._signed(self._name, self._key, authority=True))
 
-    def certify(self, host: str) -> Certified:
-        """A certificate for an address or a name."""
+    def certify(self, host: str, days: int = 1) -> Certified:
+        """A certificate for an address or a name; expired with negative days."""
         key = ec.generate_private_key(ec.SECP256R1())
         paths = Certified(self._directory / f"{host}.pem", self._directory / f"{host}.key")
-        self._write(paths.certificate, self._signed(_named(host), key, host=host))
+        self._write(paths.certificate, self._signed(_named(host), key, host=host, days=days))
         pem, plain = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
         paths.key.write_bytes(key.private_bytes(pem, plain, serialization.NoEncryption()))
         return paths
@@ -45,6 +45,7 @@ class Authority:
         *,
         host: str = "",
         authority: bool = False,
+        days: int = 1,
     ) -> x509.Certificate:
         now = datetime.datetime.now(datetime.UTC)
         builder = (
@@ -53,8 +54,8 @@ class Authority:
             .issuer_name(self._name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1))
-            .not_valid_after(now + datetime.timedelta(days=1))
+            .not_valid_before(now - datetime.timedelta(days=9))
+            .not_valid_after(now + datetime.timedelta(days=days))
             .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
         )
         if host:

@@ -8,11 +8,13 @@ import os
 import resource
 import ssl
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from socket import socket
 from typing import Final
 
 import uvicorn
+from cryptography.x509 import load_pem_x509_certificates
 from uvicorn.config import create_ssl_context
 
 from common.aio.supervised import supervise
@@ -40,6 +42,27 @@ DEFERENCE_S: Final = 0.003
 """Seconds that a process leaves the next connection to a sibling with fewer."""
 
 
+def _warn_if_expired(config: uvicorn.Config) -> None:
+    """Warn of a certificate that clients refuse, now or when it expires: without their requests
+    nothing else tells."""
+    if config.ssl_certfile is None:
+        return
+    pem = Path(config.ssl_certfile).read_bytes()
+    try:
+        ends = load_pem_x509_certificates(pem)[0].not_valid_after_utc
+    except ValueError:
+        return  # OpenSSL reads more than this library
+    if (left := (ends - datetime.now(UTC)).total_seconds()) > 0:
+        asyncio.get_running_loop().call_later(left, _warn_if_expired, config)
+        return
+    logger.warning(
+        "the certificate of --ssl-certfile=%s expired at %s, so clients refuse it: put a new one "
+        "there, and its key at --ssl-keyfile",
+        config.ssl_certfile,
+        ends,
+    )
+
+
 class TlsRefresh(FollowedFiles):
     """Give new connections the certificate that is in the files by then."""
 
@@ -55,6 +78,7 @@ class TlsRefresh(FollowedFiles):
             logger.warning("the TLS files have changed and can't be used as yet: %s", error)
         else:
             logger.info("the TLS files have changed: new connections get what is in them")
+            _warn_if_expired(self._config)
 
     def _load(self) -> None:
         """Load on the event loop, between handshakes. On errors the old certificate stays."""
@@ -128,6 +152,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         """Listen, or start to accept."""
+        _warn_if_expired(self.config)
         if self._refresh_tls:
             work = TlsRefresh(self.config).follow
             self._refreshing = asyncio.create_task(supervise("TLS files", work), name="TLS files")

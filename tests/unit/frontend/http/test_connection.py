@@ -32,6 +32,7 @@ from frontend.http.server import uvicorn_server
 from frontend.http.server.uvicorn_server import TlsRefresh
 from frontend.http.settings import HttpSettings
 from frontend.request_context import current_context
+from tests.certificates import Authority
 from tests.unit.frontend.http.serving import post, serving, with_body
 from tests.waiting import until
 
@@ -810,6 +811,16 @@ async def test_tls_that_cannot_be_had_is_a_sentence(tls: list[str], wrong: str) 
     with pytest.raises(ConfigurationError, match="TLS can't be had"):
         async with serving(shop.app, shop.settings, *tls, wrong):
             pass
+
+
+async def test_a_certificate_that_has_expired(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificate, key = Authority(tmp_path / "ca").certify("127.0.0.1", days=-1)
+    shop = Workshop(HttpSettings())
+    flags = [f"--ssl-certfile={certificate}", f"--ssl-keyfile={key}"]
+    async with serving(shop.app, shop.settings, *flags):
+        assert f"--ssl-certfile={certificate} expired at" in caplog.text
 
 
 async def test_tls_follows_its_files(tmp_path: Path) -> None:
