@@ -5,6 +5,7 @@ import sys
 from typing import Final
 
 from common.aio.processes import python_command
+from common.cli.flag_settings import unknown
 from common.cli.known_flags import print_completion, version_line
 
 MODULES: Final = {
@@ -43,7 +44,7 @@ def main() -> None:
     if command in ("-h", "--help", "--version"):
         print(version_line() if command == "--version" else _HELP)
         sys.exit()
-    print(f"{_HELP}\nmmrouter: error: there is no command {command!r}", file=sys.stderr)
+    print(f"{_HELP}\nmmrouter: error: command {unknown(command, MODULES)}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -6,7 +6,7 @@ import ssl
 import sys
 import time
 from collections.abc import Sequence
-from http.client import HTTPException
+from http.client import HTTPException, RemoteDisconnected
 from pathlib import Path
 from typing import Final, TypeVar
 from urllib.error import HTTPError, URLError
@@ -92,6 +92,10 @@ def show_status(argv: Sequence[str]) -> int:
     except (OSError, HTTPException, ValueError, msgspec.DecodeError) as error:
         reason = error.reason if isinstance(error, URLError) else error
         said = f"no frontend of mmrouter answers at {found.url}: {reason}"
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            said = f"{found.url} can't be trusted: {reason.verify_message}; --ca-file names its CA"
+        elif isinstance(reason, RemoteDisconnected):
+            said += "; with --ssl-certfile a frontend is at https://"
         print(_printable(said), file=sys.stderr)
         return 2
     print(_table([_COLUMNS, *(each.row for each in workers)]) if workers else "no workers")

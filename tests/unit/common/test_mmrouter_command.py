@@ -2,17 +2,19 @@
 
 import json
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
 from common.launcher.status import show_status
+from tests.certificates import Authority
 from tests.unit.frontend.http.views import gone, view
 
 KEY = "the-key-of-admins"
@@ -37,7 +39,7 @@ def mmrouter(*words: str) -> subprocess.CompletedProcess[str]:
         (["up", "--help"], 0, "usage: mmrouter up [MODEL]"),
         (["up", "/no/such"], 2, "error: there is no directory /no/such"),
         (["--completion", "bash"], 0, "complete -F _mmrouter mmrouter"),
-        (["fronted"], 2, "there is no command 'fronted'"),
+        (["fronted"], 2, "command fronted is unknown; did you mean frontend?"),
     ],
 )
 def test_each_command_is_its_module(words: list[str], status: int, says: str) -> None:
@@ -143,6 +145,23 @@ def test_nobody_tells(
     assert show_status(["--url", url.format(frontend=frontend)]) == 2
     said = capsys.readouterr().err
     assert says in said and "\x1b" not in said
+
+
+def test_a_certificate_that_is_not_trusted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    certificate, key = Authority(tmp_path / "ca").certify("127.0.0.1")
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate, key)
+    server = HTTPServer(("127.0.0.1", 0), Frontend)
+    server.socket = tls.wrap_socket(server.socket, server_side=True)
+    for scheme, says in (("https", "--ca-file names its CA"), ("http", "no frontend of mmrouter")):
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        assert show_status(["--url", f"{scheme}://127.0.0.1:{server.server_port}"]) == 2
+        thread.join()
+        assert says in capsys.readouterr().err
+    server.server_close()
 
 
 def test_another_program_is_no_frontend(
