@@ -21,7 +21,7 @@ LONGEST: Final = 300  # characters of a value of vLLM's
 
 def log_settings(logger: logging.Logger, lines: Iterable[str]) -> None:
     logger.info("%s, platform of vLLM: %s", version_line(), platform_name())
-    for line in lines:
+    for line in filter(None, lines):
         logger.info("in force, %s", line)
 
 
@@ -31,7 +31,8 @@ def summary(
     vllms: Mapping[str, Given],
     defaults: Mapping[str, object],
 ) -> list[str]:
-    """Return a line per group of settings, and one for vLLM. Raises ConfigurationError."""
+    """Return a line per group of settings, and one for vLLM; empty if nothing is in force. Raises
+    ConfigurationError."""
     lines = [_group(group, ours) for group in groups]
     given = [
         f"{_key(name)}={'***' if name in SECRETS else _short(shown(one.value))} ({one.layer})"
@@ -60,7 +61,8 @@ def _group(group: type[FlagSettings], ours: Namespace) -> str:
 
 def _line(name: str, given: list[str], defaults: list[str]) -> str:
     parts = [", ".join(given), f"by default {', '.join(defaults)}" if defaults else ""]
-    return f"{name}: {'; '.join(filter(None, parts)) or 'nothing'}"
+    said = "; ".join(filter(None, parts))
+    return said and f"{name}: {said}"
 
 
 def shown(value: object, name: str = "") -> str:
