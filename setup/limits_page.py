@@ -17,6 +17,7 @@ from frontend.gate.judge import (
     MAX_LABELS,
     MAX_LENGTH_PENALTY,
     MAX_RENDERED,
+    MAX_SAMPLED,
     MAX_SHARED,
     MAX_STREAM_INTERVAL,
     NOT_FROM_CLIENTS,
@@ -106,6 +107,8 @@ limits gets 400 with the name of the field. The flag `--max-body-mb` bounds its 
 | characters of the kinds words to tools, times prompts, conversations or documents if there are \
 several; a value counts as {value_weight} | {shared} |
 | the same times choices | {copied} |
+| entries of `allowed_token_ids`, `logit_bias` and `stop_token_ids`, and 128 for each of \
+`bad_words`, times choices if there are several | {sampled} |
 | log probabilities: candidates of all tokens of several prompts or choices; of one answer that is \
 no stream | {logprobs}; {alone} |
 | tokens of prompts times their choices, where there are several | {repeated} |
@@ -162,6 +165,7 @@ def page() -> str:
         tokens=TOKENS_AN_INPUT,
         shared=f"{MAX_SHARED:,}",
         copied=f"{MAX_COPIED:,}",
+        sampled=f"{MAX_SAMPLED:,}",
         value_weight=VALUE_WEIGHT,
         logprobs=f"{MAX_LOGPROBS:,}",
         alone=f"{MAX_OF_ONE:,}",

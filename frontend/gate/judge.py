@@ -4,6 +4,7 @@ The cost grows with the values of a body, not with what is wrong with them.
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from common.errors import RequestRejectedError
@@ -56,6 +57,16 @@ for each prompt, on the event loop: 0.7 MB of ``logit_bias`` for 1,024 prompts t
 MAX_COPIED: Final = 1 << 27
 """The same weight times choices. A worker copies these parts for each: 130,000
 ``allowed_token_ids`` with a thousand choices, in 400 KB, took its event loop 2.3 seconds."""
+
+MAX_SAMPLED: Final = 1 << 20
+"""Tokens that samplers read for each choice, times choices. Whenever a choice joins or leaves, an
+engine reads those of all choices again in Python: 92,000 biases of 64 choices took 1.2 seconds."""
+
+_SAMPLED: Final[Mapping[str, int]] = MappingProxyType(
+    {"allowed_token_ids": 1, "bad_words": 128, "logit_bias": 1, "stop_token_ids": 1}
+)
+"""Weights of the entries of these fields. A word is compared at each token: 256 of them with 512
+choices took an engine 0.8 seconds between two steps."""
 
 MAX_STREAM_INTERVAL: Final = 256
 """Tokens of one event, which parsers read at once on the event loop: 4 KB take one 1.1 seconds."""
@@ -207,8 +218,15 @@ def _judge_cost(body: Body, max_choices: int, shared: int) -> None:
             f"more than {MAX_COPIED} characters when each of them is counted with it, and a value "
             f"as {VALUE_WEIGHT}: ask for fewer with `n`"
         )
+    sampled = sum(weight * _entries(body.get(name)) for name, weight in _SAMPLED.items())
+    if choices > 1 and sampled * choices > MAX_SAMPLED:
+        raise RequestRejectedError(
+            f"{', '.join(f'`{name}`' for name in _SAMPLED)} have more than {MAX_SAMPLED} entries "
+            f"when each of the {choices} choices is counted with them, and a word as "
+            f"{_SAMPLED['bad_words']}: ask for fewer with `n`"
+        )
     asked = body.get("questions")
-    questions = len(asked) if isinstance(asked, list | dict) else 1
+    questions = _entries(asked) or 1
     if questions > 1 and _size(body) * questions > MAX_ASKED:
         raise RequestRejectedError(
             f"the request has more than {MAX_ASKED} characters when all are counted with each of "
@@ -291,6 +309,10 @@ def _pairs(body: Body) -> int:
     return max(
         _length_of(body.get(name), (str, dict)) for name in ("documents", "text_2", "data_2")
     )
+
+
+def _entries(value: object) -> int:
+    return len(value) if isinstance(value, list | dict) else 0
 
 
 def _length_of(value: object, kinds: tuple[type, ...]) -> int:

@@ -134,6 +134,15 @@ def test_what_clients_send_passes(body: Any) -> None:
             },
             "what the 16 choices share",
         ),
+        *[
+            ({**choices, **sampled}, "each of the 16 choices is counted")
+            for choices in ({"n": 16}, {"n": 4, "prompt": ["a"] * 4})
+            for sampled in (
+                {"allowed_token_ids": [1] * 70_000},
+                {"logit_bias": {str(number): 1 for number in range(70_000)}},
+                {"stop_token_ids": [1] * 70_000, "min_tokens": 10},
+            )
+        ],
         ({"messages": nested(100)}, "`messages` is nested deeper than 64"),
         ({"input": [{}] * 2049}, "`input` has 2049 entries"),
         ({"input": dict.fromkeys(map(str, range(2049)))}, "`input` has 2049 entries"),
@@ -235,6 +244,12 @@ def test_what_clients_send_passes(body: Any) -> None:
 def test_what_costs_too_much_is_refused_by_name(body: Any, said: str) -> None:
     with pytest.raises(RequestRejectedError, match=said):
         judge(body, CHOICES)
+
+
+def test_words_are_forbidden_to_few_choices() -> None:
+    judge({"n": 32, "bad_words": ["a"] * 256}, 1024)
+    with pytest.raises(RequestRejectedError, match="each of the 33 choices is counted"):
+        judge({"n": 33, "bad_words": ["a"] * 256}, 1024)
 
 
 @pytest.mark.parametrize("name", sorted(RENDERER_OPTIONS))
