@@ -88,6 +88,9 @@ class LetterEngine:
     def shutdown(self) -> None:
         self._publisher.shutdown()
 
+    async def log_statistics(self) -> None:
+        pass
+
     def local_renderer(self) -> type[_NoRenderer]:
         return _NoRenderer
 
