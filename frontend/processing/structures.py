@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import json
 import re
+from dataclasses import dataclass
 from ipaddress import IPv6Address
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -37,7 +38,7 @@ from common.aio.processes import python_command
 from common.errors import OverloadedError, RequestRejectedError
 from common.lru import Lru
 from frontend.bounded.forks import Bounds
-from frontend.bounded.orders import REFUSED, STRUCTURE_BOUNDS, Structure, Vocabulary
+from frontend.bounded.orders import COMPILES, REFUSED, STRUCTURE_BOUNDS, Structure, Vocabulary
 from frontend.bounded.work import BoundedWork
 from frontend.request_context import current_context
 
@@ -59,7 +60,21 @@ FOR_OUTLINES: Final = (
     'to set "backend" of --structured-outputs-config to outlines'
 )
 
+MAX_STEP_S: Final = 0.5
+"""CPU seconds for the masks of all choices of one request in one step of an engine, of which each
+may be as slow as the slowest that its trial made."""
+
+CHOICES_AT_ONCE: Final = 256
+"""Choices of a request that run at once in one engine, at most."""
+
 _Key = bytes
+
+
+@dataclass
+class _Choices:
+    """Those of the request that have a structure, over all of its prompts."""
+
+    count: int = 0
 
 
 class StructureTrials:
@@ -111,6 +126,7 @@ class StructureTrials:
             raise RequestRejectedError(FOR_OUTLINES)
         if said == REFUSED and structure.kind == "structural_tag":
             raise RequestRejectedError(f"structural_tag: {self._backend} does not take it")
+        _check_masks(params.n, float(said.removeprefix(COMPILES)) if said != REFUSED else 0.0)
 
     def _falls_to_outlines(self, schema: object) -> bool:
         """Return whether vLLM passes a structure that xgrammar refuses to outlines: guidance knows
@@ -167,6 +183,19 @@ class StructureTrials:
             info = grammar.tokenizer_info.serialize_json()
         compact = self._config.structured_outputs_config.disable_any_whitespace
         return Vocabulary(self._backend, info, outlines, compact, self._bounds)
+
+
+def _check_masks(choices: int, slowest_s: float) -> None:
+    """Raise RequestRejectedError if the choices of the request so far slow down an engine."""
+    context = current_context()
+    so_far = context.find(_Choices) or _Choices()
+    so_far.count += choices
+    context.put(so_far)
+    if so_far.count > 1 and slowest_s * min(so_far.count, CHOICES_AT_ONCE) > MAX_STEP_S:
+        raise RequestRejectedError(
+            "the structure of the answer takes too long for each token of so many choices or "
+            "prompts: ask for fewer with `n`, or send several requests"
+        )
 
 
 def _client() -> str:

@@ -1,6 +1,8 @@
 """Answers whose structure takes ever longer end, and others go on."""
 
+import itertools
 import pickle
+import time
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,30 @@ def test_an_answer_that_takes_ever_longer_ends(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(slow_structures, "SLOW_S", 0.001)
     monkeypatch.setattr(slow_structures, "MAX_SLOW_S", 0.01)
     assert 10 < tokens_until_it_ends(AMBIGUOUS, 2000) < 1000
+
+
+def test_all_answers_of_one_request_are_counted_in_each_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled = xgrammar.GrammarCompiler(LETTERS).compile_grammar('root ::= "a" root | "b"')
+    mask = torch.zeros(1, 8, dtype=torch.int32)
+    names = ["0_one-11111111", "1_one-11111111", "0_one.1-1-22222222", "one.2-33333333", "two-4"]
+    states = {
+        name: WatchedGrammar(256, xgrammar.GrammarMatcher(compiled), compiled) for name in names
+    }
+
+    def step() -> list[str]:
+        """Make the masks of a step, and return whose answers go on."""
+        for state in states.values():
+            state.fill_bitmask(mask, 0)
+        return [name for name, state in states.items() if state.accept_tokens(name, [A])]
+
+    assert step() == names
+    took = time.thread_time()
+    clock = itertools.count(took, 0.15)  # of each mask and each token, as both look at it twice
+    monkeypatch.setattr(slow_structures.time, "thread_time", lambda: next(clock))
+    assert step() == ["two-4"]
+    assert step() == ["two-4"]
 
 
 def test_others_go_on() -> None:

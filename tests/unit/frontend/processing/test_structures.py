@@ -125,6 +125,22 @@ async def test_others_pass_and_what_is_wrong_with_one_vllm_says(
 
 
 @pytest.mark.asyncio(loop_scope="module")
+async def test_masks_of_all_choices_and_prompts_of_a_request_are_counted(
+    trials: StructureTrials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = asked(regex="(a*)*" * 30)
+    monkeypatch.setattr(structures, "MAX_STEP_S", 0.0)
+    begin()
+    await trials.check(slow)
+    with pytest.raises(RequestRejectedError, match="so many choices or prompts"):
+        await trials.check(slow)
+    begin()
+    slow.n = 2
+    with pytest.raises(RequestRejectedError, match="so many choices or prompts"):
+        await trials.check(slow)
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_equal_ones_are_tried_once(trials: StructureTrials) -> None:
     tried = []
     ask = trials._work.ask
