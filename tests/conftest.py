@@ -99,6 +99,14 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes() -> None:
+    """Called before processes are started that share the tests."""
+    from tests.forked_workers import fork_workers
+
+    fork_workers()
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SharedEngines:
     """Called where ``-n`` is given."""
     return SharedEngines(config, log)

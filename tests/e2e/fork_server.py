@@ -5,7 +5,8 @@ it: workers, their engines, frontends. This one imports it once and forks for ea
 is what ``python -m MODULE``, ``python SCRIPT`` or ``python -c CODE`` runs, from its first line,
 with arguments, environment, session, input and output of its own. An engine, which vLLM starts by
 ``spawn``, runs in a process that was forked before the one which starts it had done anything: see
-:class:`_Spares`.
+:class:`_Spares`. Where several processes share the tests (pytest-xdist), these are forked, too, and
+each has a socket of its own to the same server.
 
 The other end of the socket FD is held by :mod:`tests.e2e.forked`, which also says what is started
 the usual way all the same.
@@ -44,6 +45,10 @@ PLAIN_VLLM: Final = "vllm.entrypoints.openai.api_server"
 MESSAGE_BYTES: Final = 1 << 17
 SPARE: Final = "a spare process of a test"
 """Title of a process that waits for its use."""
+CLIENT: Final = 3
+"""File descriptor of a process of tests: its socket to the server."""
+STARTED_BY: Final = "MMROUTER_TESTS_FORK_SERVER"
+"""Variable that such a process has: the pid of the server."""
 
 _IMPORTED: Final = (
     "backend_worker.worker",
@@ -76,8 +81,10 @@ class Start:
     """A module, a script or ``-c``."""
     arguments: list[str]
     environment: dict[str, str]
-    within: int
+    within: int = 0
     """Of which process it shares the namespaces; 0 where they are the server's."""
+    starts_others: bool = False
+    """Whether it is a process of tests, which gets a socket to the server."""
 
 
 def main() -> None:
@@ -95,47 +102,96 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     gc.unfreeze = lambda: None  # which an engine calls at its end, before it collects all
-    start = _serve(socket.socket(fileno=int(sys.argv[1])))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the tests, which end it
+    start = _Server(socket.socket(fileno=int(sys.argv[1]))).serve()
     if start is not None:
         _run(start)
 
 
-def _serve(client: socket.socket) -> Start | None:
-    """Returns in each child, with what it is for; in the server itself, at the very end."""
-    children: dict[int, int] = {}  # pid by pidfd
-    poll = select.poll()
-    poll.register(client, select.POLLIN)
-    while True:
-        for descriptor, _ in poll.poll():
-            if descriptor in children:
-                pid = children.pop(descriptor)
-                poll.unregister(descriptor)
-                os.close(descriptor)
-                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                client.send(json.dumps({"pid": pid, "status": status}).encode())
-                continue
-            message, descriptors, _, _ = socket.recv_fds(client, MESSAGE_BYTES, 2)
-            if not message:
-                return None
-            pid = os.fork()
-            if pid == 0:
-                _become_a_session(*descriptors)
-                return Start(**json.loads(message))
-            for each in descriptors:
-                os.close(each)
-            children[pidfd := os.pidfd_open(pid)] = pid
-            poll.register(pidfd, select.POLLIN)
-            client.send(json.dumps({"pid": pid}).encode())
+class _Server:
+    """Forks for all that hold the other end of a socket, until the first one is closed."""
+
+    def __init__(self, first: socket.socket) -> None:
+        self._first = first
+        self._poll = select.poll()
+        self._clients: dict[int, socket.socket] = {}
+        self._children: dict[int, tuple[int, socket.socket]] = {}  # pid and client by pidfd
+        self._add(first)
+
+    def serve(self) -> Start | None:
+        """Returns in each child, with what it is for; in the server itself, at the very end."""
+        while True:
+            for descriptor, _ in self._poll.poll():
+                if descriptor in self._children:
+                    self._tell_the_end(descriptor)
+                elif (client := self._clients.get(descriptor)) is not None:
+                    message, files, _, _ = socket.recv_fds(client, MESSAGE_BYTES, 3)
+                    if message:
+                        start = Start(**json.loads(message))
+                        if self._fork(client, start, files):
+                            return start
+                    elif client is self._first:
+                        return None
+                    else:
+                        self._remove(client)
+
+    def _add(self, client: socket.socket) -> None:
+        self._clients[client.fileno()] = client
+        self._poll.register(client, select.POLLIN)
+
+    def _remove(self, gone: socket.socket) -> None:
+        """And with it what was forked for it."""
+        for pid, client in self._children.values():
+            if client is gone:
+                os.kill(pid, signal.SIGKILL)
+        self._poll.unregister(gone)
+        del self._clients[gone.fileno()]
+        gone.close()
+
+    def _fork(self, client: socket.socket, start: Start, files: Sequence[int]) -> bool:
+        """Whether this is the child."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if pid == 0:
+            _become_a_session(theirs.detach() if start.starts_others else None, *files)
+            return True
+        for each in files:
+            os.close(each)
+        theirs.close()
+        if start.starts_others:
+            self._add(ours)
+        else:
+            ours.close()
+        self._children[pidfd := os.pidfd_open(pid)] = pid, client
+        self._poll.register(pidfd, select.POLLIN)
+        _tell(client, pid=pid)
+        return False
+
+    def _tell_the_end(self, pidfd: int) -> None:
+        pid, client = self._children.pop(pidfd)
+        self._poll.unregister(pidfd)
+        os.close(pidfd)
+        _tell(client, pid=pid, status=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
-def _become_a_session(output: int, given: int | None = None) -> None:
+def _tell(client: socket.socket, **answer: int) -> None:
+    with contextlib.suppress(OSError):  # it is gone, or is just going
+        client.send(json.dumps(answer).encode())
+
+
+def _become_a_session(
+    client: int | None, output: int, given: int | None = None, errors: int | None = None
+) -> None:
     """As :func:`tests.e2e.processes.like_a_user` does for a process that is started."""
     _stop_with_the_parent(signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.setsid()
     os.dup2(os.open(os.devnull, os.O_RDONLY) if given is None else given, 0)
     os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.closerange(3, _most_files())
+    os.dup2(output if errors is None else errors, 2)
+    if client is not None:
+        os.dup2(client, CLIENT)
+    os.closerange(3 if client is None else CLIENT + 1, _most_files())
 
 
 def _enter(pid: int) -> None:
@@ -153,6 +209,10 @@ def _run(start: Start) -> None:
         _enter(start.within)
     os.environ.clear()
     os.environ.update(start.environment)
+    hub = importlib.import_module("huggingface_hub.constants")
+    vars(hub)["HF_HUB_OFFLINE"] = "HF_HUB_OFFLINE" in os.environ  # as it reads it when imported
+    if start.starts_others:
+        os.environ[STARTED_BY] = str(os.getppid())
     spares = _Spares(_spares_for(start.arguments))
     if start.what in WORKERS:
         _after_supervise(spares.prepare)

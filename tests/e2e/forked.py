@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from tests.e2e.fork_server import MESSAGE_BYTES, PLAIN_VLLM, WORKERS, Start
+from tests.e2e.fork_server import CLIENT, MESSAGE_BYTES, PLAIN_VLLM, STARTED_BY, WORKERS, Start
 
 ROOT: Final = Path(__file__).parents[2]
 _READ_AT_START: Final = ("PYTHON", "LD_PRELOAD", "OMP_", "MALLOC_", "PROMETHEUS_", "VLLM_LOGGING_")
@@ -86,7 +86,17 @@ class Forked:
 class ForkServer:
     """Forks processes of one environment; it starts at the first fork."""
 
-    def __init__(self, environment: Mapping[str, str], like_a_user: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        like_a_user: Callable[[], None],
+        shared: bool = False,
+    ) -> None:
+        """
+        Args:
+            shared: whether to use the server that has forked this process, if one has.
+        """
+        self._shared = shared and STARTED_BY in os.environ
         self._environment = dict(environment)
         self._like_a_user = like_a_user
         self._lock = threading.Lock()
@@ -98,6 +108,8 @@ class ForkServer:
     @property
     def pid(self) -> int | None:
         """Of the server, which runs from its first fork until this process ends."""
+        if self._shared:
+            return int(os.environ[STARTED_BY])
         return None if self._server is None else self._server.pid
 
     def close(self) -> None:
@@ -118,6 +130,14 @@ class ForkServer:
         start = _start_of(command, environment)
         if start is None or not self._is_environment(environment):
             return None
+        return self._fork(start, *files)
+
+    def fork_tests(self, code: str, output: int, given: int) -> Forked:
+        """Run code of a process that runs tests, in the environment of this process."""
+        start = Start("-c", [code], dict(os.environ), starts_others=True)
+        return self._fork(start, output, given, 2)
+
+    def _fork(self, start: Start, *files: int) -> Forked:
         with self._lock:
             if self._socket is None:
                 self._socket = self._start()
@@ -133,6 +153,10 @@ class ForkServer:
         return not any(n.startswith(_READ_AT_START) for n in changed)
 
     def _start(self) -> socket.socket:
+        if self._shared:
+            ours = socket.socket(fileno=CLIENT)
+            self._read_in_a_thread(ours)
+            return ours
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._server = subprocess.Popen(
@@ -144,8 +168,11 @@ class ForkServer:
                 stdout=subprocess.DEVNULL,
                 preexec_fn=self._like_a_user,
             )
-        threading.Thread(target=self._read, args=[ours], daemon=True, name="forks").start()
+        self._read_in_a_thread(ours)
         return ours
+
+    def _read_in_a_thread(self, answers: socket.socket) -> None:
+        threading.Thread(target=self._read, args=[answers], daemon=True, name="forks").start()
 
     def _read(self, answers: socket.socket) -> None:
         while message := answers.recv(MESSAGE_BYTES):

@@ -73,7 +73,7 @@ def like_a_user() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-FORKS = ForkServer(environment(), like_a_user)
+FORKS = ForkServer(environment(), like_a_user, shared=True)
 _FORKS_OF_OTHERS: list[ForkServer] = []
 
 
