@@ -1,14 +1,28 @@
 """A process in the place of one that processes media: does as its batches say, at once.
 
-Without vLLM, which takes many seconds to import.
+Without vLLM, which takes many seconds to import: of the package that has the messages, only these
+are imported where nobody has imported it.
 """
 
+import importlib.util
+import sys
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from frontend.processing.child_messages import Answer, BatchFailed, Fault, Ready, Wants
+PACKAGE = "frontend.processing"
+
+if PACKAGE not in sys.modules and (spec := importlib.util.find_spec(PACKAGE)) is not None:
+    sys.modules[PACKAGE] = importlib.util.module_from_spec(spec)
+
+from frontend.processing.child_messages import (  # noqa: E402 # the package is there by now
+    Answer,
+    BatchFailed,
+    Fault,
+    Ready,
+    Wants,
+)
 
 
 @dataclass(frozen=True)
