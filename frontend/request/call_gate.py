@@ -8,7 +8,7 @@ for 19 seconds. So they wait here, and leave some slots to others.
 import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
@@ -49,7 +49,7 @@ class Batch:
     """The engine calls of one request.
 
     Attributes:
-        running: choices of its calls that run.
+        running: choices of its calls that have begun and were not read to their ends.
         waiting: its calls that wait, and what wakes them, oldest first.
         keep: called with the bytes of each pooled answer, which is held until the request's last
             one; raises OverloadedError if there is no room.
@@ -98,8 +98,11 @@ class CallGate:
     @asynccontextmanager
     async def call(
         self, deadlines: Deadlines, tokens: int, choices: int = 1
-    ) -> AsyncIterator[None]:
+    ) -> AsyncIterator[Callable[[], None]]:
         """Run a call of this task's request, once there is room. ``tokens`` are its prompt's.
+
+        Give a function to call once an engine has computed the answer: a client that does not read
+        it keeps only its own calls from starting.
 
         Raises:
             RequestRejectedError: these are too many choices for one engine.
@@ -112,12 +115,15 @@ class CallGate:
             await self._wait(batch, size, deadlines)
         else:
             self._started(batch, size, bulk)
+        room = ExitStack()
+        room.callback(self._computed, batch, size, bulk)
         try:
             async with self._turns:
                 await asyncio.sleep(0)
-            yield
+            yield room.close
         finally:
-            self._ended(batch, size, bulk)
+            room.close()
+            self._read(batch, size)
 
     def _check(self, choices: int) -> None:
         if choices <= FEW_CHOICES:
@@ -153,17 +159,19 @@ class CallGate:
                 del self._waiting[batch]
             self._start()  # a smaller one may fit
         else:
-            self._ended(batch, call[0], bulk=True)
+            self._computed(batch, call[0], bulk=True)
+            self._read(batch, call[0])
 
     def _start(self) -> None:
         """Start the bulk calls that there is room for."""
         if not self._waiting:
             return
         slots = self._slots()
-        room = min(self._most, int(BULK_SHARE * slots.total) - slots.others) - self._running
+        most = min(self._most, int(BULK_SHARE * slots.total) - slots.others)
+        room = most - self._running
         tokens = int(BULK_TOKENS * slots.tokens) - self._tokens
-        while self._waiting:
-            batch = min(self._waiting, key=self._usage)
+        while ready := [batch for batch in self._waiting if _has_room(batch, most)]:
+            batch = min(ready, key=self._usage)
             size, started = batch.waiting[0]
             if self._bulk and (size.choices > room or size.tokens > tokens):
                 return
@@ -187,8 +195,11 @@ class CallGate:
             self._bulk += 1
             self._tokens += size.tokens
 
-    def _ended(self, batch: Batch, size: Size, bulk: bool) -> None:
+    def _read(self, batch: Batch, size: Size) -> None:
         batch.running -= size.choices
+        self._start()
+
+    def _computed(self, batch: Batch, size: Size, bulk: bool) -> None:
         self._running -= size.choices
         if bulk:
             self._bulk -= 1
@@ -197,3 +208,8 @@ class CallGate:
         if not self._of_tenant[batch.tenant]:
             del self._of_tenant[batch.tenant]
         self._start()
+
+
+def _has_room(batch: Batch, most: int) -> bool:
+    """Return whether a request has read enough to begin its next call."""
+    return not batch.running or batch.running + batch.waiting[0][0].choices <= most

@@ -112,8 +112,8 @@ class RoutedEngineClient(EngineClient):
         )
         try:
             async with (
-                self._gate.call(deadlines, _tokens(prompt), sampling_params.n),
-                aclosing(self._runner.run(request)) as outputs,
+                self._gate.call(deadlines, _tokens(prompt), sampling_params.n) as computed,
+                aclosing(self._runner.run(request, computed)) as outputs,
             ):
                 async for output in outputs:
                     yield output

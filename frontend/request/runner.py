@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -172,8 +172,12 @@ class RequestRunner:
         self.retry_budget = RetryBudget()
         text_streams.install()  # as in workers, or continued texts would differ
 
-    async def run(self, request: GenerateRequest) -> AsyncGenerator[AnyOutput, None]:
-        """Yield the answer; closing aborts. Raises MmRouterError, or VLLMError if wrong."""
+    async def run(
+        self, request: GenerateRequest, computed: Callable[[], None] = lambda: None
+    ) -> AsyncGenerator[AnyOutput, None]:
+        """Yield the answer; closing aborts. ``computed`` is called once its last output is here,
+        read or not. Raises MmRouterError, or VLLMError if wrong.
+        """
         lifecycle = Lifecycle()
         outcome = "aborted"  # unless we get to say something else
         own_id = new_request_id()
@@ -188,7 +192,7 @@ class RequestRunner:
                 try:
                     with spans.attempt(decision):
                         link, handles = await self._send_media(state, decision)
-                        answers = self._dispatch(state, decision, link, handles)
+                        answers = self._dispatch(state, decision, link, handles, computed)
                         stream = self._stream(state, decision, link, answers)
                         async with aclosing(stream) as outputs:
                             async for output in outputs:
@@ -354,7 +358,12 @@ class RequestRunner:
         return link, handles
 
     def _dispatch(
-        self, state: RequestState, decision: Decision, link: WorkerLink, handles: list[MediaHandle]
+        self,
+        state: RequestState,
+        decision: Decision,
+        link: WorkerLink,
+        handles: list[MediaHandle],
+        computed: Callable[[], None],
     ) -> AsyncGenerator[Answer]:
         """Step 5. Takes over the handles. Each attempt has a name of its own, since an
         earlier one on the same worker may still be ending."""
@@ -377,6 +386,7 @@ class RequestRunner:
             ),
             handles,
             take,
+            computed,
         )
 
     async def _stream(

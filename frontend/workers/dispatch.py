@@ -54,13 +54,21 @@ TakeOutput: TypeAlias = Callable[[Output], bool]
 class Dispatch:
     """A request in flight: its unread answers and leased memory."""
 
-    def __init__(self, handles: Iterable[MediaHandle], take: TakeOutput | None = None) -> None:
-        """Offer ``take`` each output that arrives while the task of the request waits."""
+    def __init__(
+        self,
+        handles: Iterable[MediaHandle],
+        take: TakeOutput | None = None,
+        computed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Offer ``take`` each output that arrives while the task of the request waits; ``computed``
+        is for the link, see there.
+        """
         self._answers: deque[Answer | Exception] = deque()
         self._take = take
         self._reader: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()  # get_running_loop is a system call
         self.given_up = False
+        self.computed = computed
         self.handles = list(handles)
         self.since = time.monotonic()
 

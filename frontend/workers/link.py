@@ -243,13 +243,18 @@ class WorkerLink:
         return await self._operations.ask(lambda number: self._send(Operate(number, operation)))
 
     async def dispatch(
-        self, submit: Submit, handles: Sequence[MediaHandle], take: TakeOutput | None = None
+        self,
+        submit: Submit,
+        handles: Sequence[MediaHandle],
+        take: TakeOutput | None = None,
+        computed: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator[Answer]:
         """Send a request and iterate over the answers, up to a finished Output or a Failed. Takes
         over the handles in any case. Closing the iterator early aborts the request on the worker.
 
         Args:
             take: may consume outputs while the iterator waits; its errors are raised here.
+            computed: called once the worker has done with the answer, read or not.
 
         Raises:
             DuplicateRequestError: a request of that id has not ended here.
@@ -259,7 +264,7 @@ class WorkerLink:
             SlowClientError: too many answers are unread.
         """
         request_id = submit.request_id
-        dispatch = Dispatch(handles, take)
+        dispatch = Dispatch(handles, take, computed)
         if request_id in self._dispatches:
             dispatch.release()
             raise DuplicateRequestError(
@@ -426,6 +431,8 @@ class WorkerLink:
                 dispatch.release()
             if last:
                 del self._dispatches[answer.request_id]
+                if dispatch.given_up or isinstance(answer, Output):  # others may be tried again
+                    dispatch.computed()
             if dispatch.given_up:
                 continue
             if dispatch.unread < UNREAD_ANSWERS:

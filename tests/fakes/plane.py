@@ -1,7 +1,7 @@
 """Both ends of the request plane over real sockets."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 
 import torch
@@ -93,12 +93,16 @@ class Plane:
         return self.arena.statistics().leases
 
     def dispatch(
-        self, *items: MediaItem, handles: list[MediaHandle] | None = None, name: str = "r"
+        self,
+        *items: MediaItem,
+        handles: list[MediaHandle] | None = None,
+        name: str = "r",
+        computed: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator[Answer]:
         submit = Submit(
             RequestId(name), [1, 2], SamplingParams(), [item.part for item in items], []
         )
-        return self.link.dispatch(submit, handles or [])
+        return self.link.dispatch(submit, handles or [], computed=computed)
 
 
 async def collect(answers: AsyncGenerator[Answer]) -> list[Answer]:

@@ -13,6 +13,7 @@ from vllm.sampling_params import SamplingParams
 
 from backend_worker.engine.vllm_engine import Items
 from common.errors import (
+    EngineFailedError,
     SlowClientError,
     WorkerBusyError,
     WorkerDiedError,
@@ -260,12 +261,32 @@ async def test_a_client_that_does_not_read_is_given_up(
             await asyncio.sleep(0.001)
 
     plane.engine.script = endless
-    answers = plane.dispatch()
-    assert isinstance(await anext(answers), Ack)
+    computed: list[bool] = []
+    answers = plane.dispatch(computed=lambda: computed.append(True))
+    assert isinstance(await anext(answers), Ack) and not computed
     await until(lambda: plane.link.active_requests == 0)
-    assert plane.engine.aborted == 1
+    assert plane.engine.aborted == 1 and computed == [True]
     with pytest.raises(SlowClientError):
         await collect(answers)
+
+
+async def test_an_answer_is_computed_before_its_client_has_read_it(plane: Plane) -> None:
+    computed: list[bool] = []
+    answers = plane.dispatch(computed=lambda: computed.append(True))
+    assert isinstance(await anext(answers), Ack)
+    await until(lambda: computed == [True])
+    assert len(await collect(answers)) == 2 and computed == [True]
+
+
+async def test_an_answer_that_failed_is_not_computed(plane: Plane) -> None:
+    async def failing(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+        yield output("more", finished=False)
+        raise EngineFailedError("as told")
+
+    plane.engine.script = failing
+    computed: list[bool] = []
+    answers = await collect(plane.dispatch(computed=lambda: computed.append(True)))
+    assert isinstance(answers[-1], Failed) and not computed
 
 
 async def test_a_worker_that_answers_nothing_has_stalled(plane: Plane) -> None:

@@ -1,6 +1,7 @@
 """Bulk calls leave slots to others, and the request that has least goes first."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -22,11 +23,13 @@ class Lab:
         self.slots = Slots(slots, slots, 0, 1 << 32)
         self.gate = CallGate(lambda: self.slots, most)
         self.begun: dict[str, int] = {}
+        self.computed: dict[str, list[Callable[[], None]]] = {}
         self.end = asyncio.Semaphore(0)
 
     async def call(self, whose: str, choices: int, timeout_s: float) -> None:
         deadlines = Deadlines(FaultSettings(request_timeout_s=timeout_s))
-        async with self.gate.call(deadlines, TOKENS, choices):
+        async with self.gate.call(deadlines, TOKENS, choices) as computed:
+            self.computed.setdefault(whose, []).append(computed)
             self.begun[whose] = self.begun.get(whose, 0) + choices
             await self.end.acquire()
 
@@ -67,6 +70,27 @@ async def test_prompts_of_one_request_leave_slots_and_single_calls_start_at_once
     assert len(lab.begun) == 21
     await lab.finish(many, *singles)
     assert lab.begun["many"] == 100
+
+
+async def test_who_does_not_read_answers_keeps_its_own_calls_from_starting_only() -> None:
+    """A stream of 300 prompts that nobody read kept all choices of others waiting for a minute."""
+    lab = Lab(slots=16)
+    unread = lab.request("unread", calls=100)
+    await lab.rest()
+    other = lab.request("other", choices=8)
+    await lab.rest()
+    assert lab.begun == {"unread": 14}
+    for computed in [*lab.computed["unread"]]:
+        computed()
+        computed()  # e.g. of two attempts
+    await lab.rest()
+    assert lab.begun == {"unread": 14, "other": 8}
+    another = lab.request("another", choices=6)
+    await lab.rest()
+    assert lab.begun == {"unread": 14, "other": 8, "another": 6}
+    await lab.finish(unread, other, another)
+    assert lab.begun["unread"] == 100
+    await lab.finish(lab.request("next", calls=14))
 
 
 async def test_slots_that_other_frontends_take_are_not_free() -> None:
