@@ -48,7 +48,8 @@ const cases = {
   },
   tool: async (model) => {
     const options = { tools: { weather }, toolChoice: { type: 'tool', toolName: 'weather' }, stopWhen: stepCountIs(1) }
-    const made = await generateText({ model, prompt: 'Weather?', ...options, ...PARTS, maxOutputTokens: 64 })
+    const made = await generateText({ model, prompt: 'Weather?', ...options, ...PARTS, maxOutputTokens: 512 })
+    if (!made.toolResults.length) throw new Error(`no call, but ${made.text}`)
     return made.toolResults.map((each) => each.output)
   },
 }

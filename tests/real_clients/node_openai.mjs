@@ -27,7 +27,7 @@ await run(['openai'], ({ url, key, model, picture }) => {
     tool: async () => {
       const tools = [{ type: 'function', function: { name: 'weather', parameters, strict: true } }]
       const tool_choice = { type: 'function', function: { name: 'weather' } }
-      const made = await chat('Weather?', { tools, tool_choice, max_completion_tokens: 64 })
+      const made = await chat('Weather?', { tools, tool_choice, max_completion_tokens: 512 })
       return JSON.parse(made.choices[0].message.tool_calls[0].function.arguments)
     },
     responses: async () => (await client.responses.create({ model, input: 'Hello', max_output_tokens: 8 })).output_text,

@@ -23,7 +23,7 @@ def made(at: Endpoint, mode: instructor.Mode, content: Any = "A colour") -> obje
         messages=[{"role": "user", "content": content}],
         response_model=Paint,
         max_retries=0,
-        max_tokens=64,
+        max_tokens=512,  # spaces within JSON are chosen at random
     )
     return paint.model_dump()
 

@@ -86,11 +86,13 @@ async def structured(at: Endpoint) -> object:
 
 @case
 async def tool(at: Endpoint) -> object:
-    settings = ModelSettings(max_tokens=64, tool_choice="required")
+    settings = ModelSettings(max_tokens=512, tool_choice="required")
     one = agent(
         at, tools=[weather], settings=settings, chat=True, tool_use_behavior="stop_on_first_tool"
     )
-    return (await Runner.run(one, "Weather?")).final_output
+    run = await Runner.run(one, "Weather?")
+    assert str(run.final_output).startswith("rain in "), run.final_output
+    return run.final_output
 
 
 if __name__ == "__main__":

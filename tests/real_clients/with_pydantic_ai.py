@@ -66,7 +66,7 @@ async def structured(at: Endpoint) -> object:
 
 @case
 async def structured_by_a_tool(at: Endpoint) -> object:
-    agent = Agent(chat(at), output_type=Paint, model_settings={"max_tokens": 64})
+    agent = Agent(chat(at), output_type=Paint, model_settings={"max_tokens": 512})
     return (await agent.run("A colour")).output.model_dump()
 
 
