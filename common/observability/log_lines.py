@@ -127,8 +127,9 @@ class Reserved(logging.Filter):
             record.args = {key: _unless_text(each) for key, each in record.args.items()}
         if record.exc_info and isinstance(record.exc_info[1], BaseException):
             chain = list(causes(record.exc_info[1]))
-            if any(isinstance(error, MmRouterError) and error.status < 500 for error in chain):
-                # The client's fault, for which vLLM's streams log a trace of 22 lines.
+            if any(isinstance(error, MmRouterError) and error.status != 500 for error in chain):
+                # The client's fault or the fleet's, for which vLLM's streams log a trace of 22
+                # lines.
                 record.msg = f"{record.msg} ({', '.join(type(error).__name__ for error in chain)})"
             else:
                 record.exc_text = "".join(

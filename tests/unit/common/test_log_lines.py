@@ -14,7 +14,12 @@ from vllm import logger as vllms_logger
 from vllm.config.logging import LoggingConfig
 
 from common.cli.vllm_command_line import adopt_servers_lines, configure_vllms_logging
-from common.errors import EngineFailedError, MmRouterError, RequestRejectedError
+from common.errors import (
+    EngineFailedError,
+    MmRouterError,
+    NoWorkerError,
+    RequestRejectedError,
+)
 from common.observability import log_lines
 from common.observability.log_lines import (
     JsonLines,
@@ -212,8 +217,8 @@ def test_of_others_lines_about_a_request_only_numbers_and_places_are_left() -> N
     assert "canary\n" not in text and not text.endswith("canary")
 
 
-@pytest.mark.parametrize("ours", [RequestRejectedError, EngineFailedError])
-def test_a_clients_fault_in_a_stream_is_one_line(ours: type[MmRouterError]) -> None:
+@pytest.mark.parametrize("ours", [RequestRejectedError, NoWorkerError, EngineFailedError])
+def test_a_fault_of_clients_or_workers_in_a_stream_is_one_line(ours: type[MmRouterError]) -> None:
     """vLLM's streams log a trace of whatever ends them."""
     try:
         try:
