@@ -42,9 +42,15 @@ SERVER_FLAGS = (
 )
 
 
+_PRELOADED = os.environ.get("LD_PRELOAD", "")
+
+
 def environment() -> dict[str, str]:
     """What a vLLM process needs on a machine without a GPU or a network."""
     return os.environ | {
+        # vLLM's configuration sets it, also in a process of tests, where nothing could be forked
+        # from then on.
+        "LD_PRELOAD": _PRELOADED,
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         # Once it is set, ranks of data parallel may share a NUMA node, which 0.33 else refuses; 1
