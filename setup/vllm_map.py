@@ -213,7 +213,11 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "frontend/bounded/template_server.py": ("vllm.renderers.hf",),
     },
     "input processor": {
-        "frontend/processing/preprocessor.py": ("vllm.v1.engine", "vllm.v1.engine.input_processor"),
+        "common/vllm_compat/structures_once.py": (
+            "vllm.v1.engine",
+            "vllm.v1.engine.input_processor",
+        ),
+        "frontend/processing/preprocessor.py": ("vllm.v1.engine",),
     },
     "media processor, its hashes": {
         "backend_worker/engine/render.py": (

@@ -19,6 +19,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from common.request_plane.loop_socket import LoopReader
+from common.vllm_compat.structures_once import ReadingOnce
 
 
 class EngineOutputs(zmq.asyncio.Socket):
@@ -86,6 +87,10 @@ def take_outputs(take: Take) -> None:
 
 class DirectLLM(AsyncLLM):
     """AsyncLLM that offers outputs to the receiver set by :func:`take_outputs`."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.input_processor = ReadingOnce(self.vllm_config, self.renderer)
 
     async def add_request(self, *args: object, **options: object) -> RequestOutputCollector:
         collector = await super().add_request(*args, **options)

@@ -27,7 +27,6 @@ from vllm.tasks import SupportedTask
 from vllm.tokenizers import TokenizerLike
 from vllm.utils.mistral import is_mistral_tokenizer
 from vllm.v1.engine import EngineCoreRequest
-from vllm.v1.engine.input_processor import InputProcessor
 
 from common.aio.cleanup import undo_on_error
 from common.aio.watched_threads import WatchedThreads
@@ -47,6 +46,7 @@ from common.vllm_compat.renderer_patches import (
     replace_threads,
     replace_tokenizing,
 )
+from common.vllm_compat.structures_once import ReadingOnce
 from frontend.fetch import MediaLoader
 from frontend.processing.backends import Backend, OwnBackend, ProcessPool
 from frontend.processing.child_messages import StartUp
@@ -165,7 +165,7 @@ class Preprocessor:
             replace_threads(self.renderer, self._thread, texts)
             self.tokenizing = Tokenizing(self.renderer, limit_s)
             replace_tokenizing(self.renderer, self.tokenizing)
-            self.input_processor = InputProcessor(self.vllm_config, self.renderer)
+            self.input_processor = ReadingOnce(self.vllm_config, self.renderer)
             self._structures = StructureTrials(self.vllm_config, self.renderer.tokenizer)
             if is_mistral_tokenizer(self.renderer.tokenizer):
                 _take_over_mistral(self.renderer, self.tokenizing, loader)
