@@ -158,6 +158,7 @@ OBJECTS: Final = (
                 "texts._inner",
                 "texts.replace_inner",
             ),
+            "common/vllm_compat/structures_once.py": ("vars(structure).update(verdict)",),
             "frontend/processing/mistral_chat.py": (
                 "instruct.audio_encoder",
                 "instruct.image_encoder",

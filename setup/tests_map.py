@@ -18,6 +18,7 @@ PACKAGES: Final = ("backend_worker", "common", "frontend")
 
 THROUGH: Final[Mapping[str, str]] = {
     "common/cli/mmrouter.py": "common/test_mmrouter_command.py",
+    "common/cli/worker_settings.py": "common/test_startup_checks.py",
     "common/transfer/pages.py": "common/test_large_memory.py",
     **{
         f"common/launcher/{name}.py": "deploy/test_up.py"

@@ -214,6 +214,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     },
     "input processor": {
         "common/vllm_compat/structures_once.py": (
+            "vllm.sampling_params",
             "vllm.v1.engine",
             "vllm.v1.engine.input_processor",
         ),
