@@ -68,6 +68,9 @@ def prepare_environment(host: str) -> None:
     # warms up. A lock held by that thread would stay locked in the engine, and CUDA state
     # initialised here can't be used there.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    # Python's tracker of shared memory tells at each end what it removes for vLLM's processes.
+    filters = os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning"
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, filters))
 
 
 def with_our_defaults(args: AsyncEngineArgs, given: frozenset[str]) -> AsyncEngineArgs:

@@ -81,8 +81,9 @@ def test_a_line_of_nobody_is_found_out() -> None:
 def test_metrics_and_flags_are_there() -> None:
     metrics = (ROOT / "docs" / "metrics.md").read_text()
     settings = (ROOT / "docs" / "settings.md").read_text()
-    for name in set(re.findall(r"\bmmrouter_[a-z_]+", PAGE)):
-        assert f"`{name}`" in metrics, name
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("examples/*/*.md")):
+        for name in re.findall(r"\bmmrouter_[a-z_]*[a-z]\b", page.read_text()):
+            assert f"`{name.removesuffix('_bucket')}`" in metrics, f"{page}: {name}"
     ours = set(re.findall(r"`(--[a-z][a-z-]+)`", PAGE)) - {"--kv-events-config", "--shm-size"}
     for flag in ours:
         assert re.search(rf"`{flag}\b|{flag} ", settings), flag
