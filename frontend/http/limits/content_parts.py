@@ -77,9 +77,10 @@ def parse(part: Any) -> tuple[str, Any]:
         return kind, content
     if content is None and (wanted is _TEXT or part.get("uuid") is None):
         # Media may go by their uuid. vLLM would drop other parts, with no more than a log line.
-        raise VLLMValidationError(
-            f"a content part of type `{kind}` has no content", parameter="messages"
-        )
+        reason = "has no content"
+        if part.get("file_id"):
+            reason = "is named by `file_id`, and no files are stored here: send its content"
+        raise VLLMValidationError(f"a content part of type `{kind}` {reason}", parameter="messages")
     if content is not None and not wanted.fits(content):
         raise VLLMValidationError(
             f"`{kind}` of a content part has to be {wanted.words}, and is {_named(content)}",

@@ -98,6 +98,7 @@ def test_a_sentence_names_kind_and_type() -> None:
         ({"video_url": ["x"]}, "`video_url` .* has to be a URL, as a string, and is a list"),
         (part("image_embeds", {"x": 1}), "base64, or an object of such strings, and is another"),
         ({"image_pil": "http://x"}, "`image_pil` .* left out: send `image_url`"),
+        ({"type": "input_image", "file_id": "f"}, "`file_id`, and no files are stored here"),
     ):
         with pytest.raises(VLLMValidationError, match=said):
             parse(odd)
