@@ -51,6 +51,8 @@ class _Worker(msgspec.Struct):
             return "not connected"
         if self.drained:
             return "drained"
+        if self.state != "ready":
+            return "leaving"
         if self.condition not in (None, "serving"):
             return str(self.condition)
         if self.circuit != "closed":

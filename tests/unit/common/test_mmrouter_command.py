@@ -99,6 +99,7 @@ def test_health_in_words(frontend: str, key_file: str, capsys: pytest.CaptureFix
         gone("w9", "left", "it is shutting down"),
         view("w5", drained=True),
         view("w6", condition=None),
+        view("w7", state="draining", condition="serving"),
     ]
     Frontend.answers = {
         "/mmrouter/workers": [each.model_dump() for each in workers],
@@ -110,7 +111,7 @@ def test_health_in_words(frontend: str, key_file: str, capsys: pytest.CaptureFix
     assert head.split()[:3] == ["WORKER", "MODEL", "HEALTH"]
     health = [
         "healthy", "asleep", "ejected: 3 failures", "on trial", "not connected",
-        "lost 3 min ago", "left 3 min ago", "drained", "joining",
+        "lost 3 min ago", "left 3 min ago", "drained", "joining", "leaving",
     ]  # fmt: skip
     for line, each in zip(lines, health, strict=False):
         assert each in line
