@@ -107,8 +107,10 @@ class PoolingLimits:
         self._memory = TenantQuota("bytes of pooled answers", memory, int(memory * share))
 
     @contextmanager
-    def admitted(self, inputs: int) -> Iterator[None]:
-        """Admit a request of this task. Raises RequestRejectedError or OverloadedError."""
+    def admitted(self, inputs: int) -> Iterator[ExitStack]:
+        """Admit a request of this task until it is computed; give what holds the memory of its
+        answer. Raises RequestRejectedError or OverloadedError.
+        """
         if inputs > self._most:
             raise RequestRejectedError(
                 f"the request has {inputs} inputs, more than the {self._most} of "
@@ -128,11 +130,12 @@ class PoolingLimits:
         self._inputs.take(tenant, inputs)
         batch_of_request().keep = keep
         try:
-            yield
+            with ExitStack() as held:
+                held.callback(lambda: self._memory.give_back(tenant, kept))
+                yield held
         finally:
             self._inputs.give_back(tenant, inputs)
             self._tokens.give_back(tenant, tokens.taken)
-            self._memory.give_back(tenant, kept)
 
     def check_tokens(self, tokens: int) -> None:
         """Raise RequestRejectedError for more than one request may have workers compute."""
@@ -176,12 +179,11 @@ class _LimitedServing(PoolingBaseServing):
         """Answer a request. Raises VLLMError if it is rejected."""
         parts = current_context().find(DeferredParts)
         try:
-            with ExitStack() as admitted:
-                admitted.enter_context(self._limits.admitted(inputs_of(request)))
+            with self._limits.admitted(inputs_of(request)) as held:
                 self.engine_client.check_admission()
                 answer = await super().__call__(request, raw_request)
                 if parts:  # its numbers stay in memory until they are sent
-                    parts.held.enter_context(admitted.pop_all())
+                    parts.held.enter_context(held.pop_all())
                 return answer
         except (OverloadedError, RequestRejectedError) as error:
             raise as_vllm_error(error) from error

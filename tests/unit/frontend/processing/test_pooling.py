@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +19,7 @@ from vllm.entrypoints.pooling.classify.serving import ServingClassification
 from vllm.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 
 from backend_worker.engine.vllm_engine import Items
-from common.errors import EngineGoneError, MediaMissingError
+from common.errors import EngineGoneError, MediaMissingError, OverloadedError
 from common.identity import MmHash
 from common.request_plane.card import WorkerCard
 from common.request_plane.protocol import Submit
@@ -43,6 +43,7 @@ from frontend.media_limits.policy import FetchPolicy
 from frontend.processing.preprocessor import Preprocessor
 from frontend.processing.settings import PreprocessSettings
 from frontend.request import state
+from frontend.request.call_gate import batch_of_request
 from frontend.request.engine_client import RoutedEngineClient
 from frontend.request.settings import FaultSettings
 from frontend.request_context import begin, current_context
@@ -572,6 +573,20 @@ async def test_answers_that_are_held_have_room_or_are_refused(card: WorkerCard) 
         assert (await pooling.embed(*texts)).status_code == 429
         for text in texts:
             assert (await pooling.embed(text)).status_code == 200
+
+
+def test_answers_that_nobody_reads_hold_their_memory_only() -> None:
+    """Eight requests of most inputs, whose clients read nothing, had all others answered 429."""
+    limits = PoolingLimits(HttpSettings(pooling_memory_mb=1), several_keys=False)
+    with ExitStack() as unread:
+        for _ in range(32):
+            with asking(), limits.admitted(2048) as held:
+                batch_of_request().keep(1 << 15)
+                unread.enter_context(held.pop_all())
+        with asking(), limits.admitted(1), pytest.raises(OverloadedError, match="bytes of pooled"):
+            batch_of_request().keep(1)
+    with asking(), limits.admitted(1):
+        batch_of_request().keep(1 << 20)
 
 
 async def test_a_large_request_is_worked_on_in_parts(card: WorkerCard) -> None:
