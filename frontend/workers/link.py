@@ -265,20 +265,8 @@ class WorkerLink:
         """
         request_id = submit.request_id
         dispatch = Dispatch(handles, take, computed)
-        if request_id in self._dispatches:
-            dispatch.release()
-            raise DuplicateRequestError(
-                f"request {request_id} is at worker {self.card.worker_id} already"
-            )
-        if self._lost.done():
-            dispatch.release()
-            lost = self._lost.result()
-            # It never got this request, so it can't have died of it.
-            kind = WorkerLostError if isinstance(lost, WorkerDiedError) else type(lost)
-            raise kind(str(lost))
-        if not self._dispatches:
-            self._last_answer = time.monotonic()
-        self._dispatches[request_id] = dispatch
+        with undo_on_error(dispatch.release):
+            self._enlist(request_id, dispatch)
         ended = False
 
         def take_back() -> None:
@@ -306,6 +294,20 @@ class WorkerLink:
             if not ended and not self._lost.done():
                 # The handles stay with the dispatch until the worker's Ack.
                 await asyncio.shield(self._abort(request_id))
+
+    def _enlist(self, request_id: RequestId, dispatch: Dispatch) -> None:
+        if request_id in self._dispatches:
+            raise DuplicateRequestError(
+                f"request {request_id} is at worker {self.card.worker_id} already"
+            )
+        if self._lost.done():
+            lost = self._lost.result()
+            # It never got this request, so it can't have died of it.
+            kind = WorkerLostError if isinstance(lost, WorkerDiedError) else type(lost)
+            raise kind(str(lost))
+        if not self._dispatches:
+            self._last_answer = time.monotonic()
+        self._dispatches[request_id] = dispatch
 
     async def supply(self, request_id: RequestId, handles: Sequence[MediaHandle]) -> None:
         """Send media that the worker asked for; take over the handles. Raises as :meth:`offer`."""
