@@ -18,7 +18,7 @@ from common.identity import Incarnation
 from common.request_plane.card import WorkerCard
 from common.transfer.transports import TransferMode
 from frontend.args import parse
-from frontend.asgi import Door, unanswered
+from frontend.asgi import Door, Step, unanswered
 from frontend.gate import BodyGate
 from frontend.http import Admission, History, Management, PoolingLimits, ReadinessGate, operator_app
 from frontend.http.settings import HttpSettings
@@ -168,7 +168,7 @@ class Frontend:
             return [card["id"] for card in answer.json()["data"]]
 
     def http(self) -> httpx.AsyncClient:
-        steps = [self.gate, Admission(HttpSettings()), BodyGate(max_choices=1)]
+        steps: list[Step] = [self.gate, Admission(HttpSettings()), BodyGate(max_choices=1)]
         transport = httpx.ASGITransport(Door(unanswered, steps))
         return httpx.AsyncClient(transport=transport, base_url="http://f")
 

@@ -25,7 +25,7 @@ from common.request_plane.card import WorkerCard
 from common.request_plane.protocol import Submit
 from common.vllm_compat.engine_settings import model_settings
 from frontend.args import parse
-from frontend.asgi import Door
+from frontend.asgi import Door, Step
 from frontend.fetch.connector import CONNECTOR_NAME, register
 from frontend.fetch.loader import MediaLoader
 from frontend.gate import BodyGate
@@ -83,7 +83,11 @@ class Pooling:
         self.app: FastAPI = await build_vllm_app(self.client, args, self.preprocessor.tasks, server)
         limit_pooling(self.app, PoolingLimits(settings, several_keys=False))
         self.preprocessor.hf_runs.reset()
-        steps = [Admission(settings), BodyGate(settings.max_choices), send_deferred_parts]
+        steps: list[Step] = [
+            Admission(settings),
+            BodyGate(settings.max_choices),
+            send_deferred_parts,
+        ]
         self.door = Door(self.app, steps)
         transport = httpx.ASGITransport(self.door)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://f", timeout=60)
