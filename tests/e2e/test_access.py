@@ -185,17 +185,3 @@ async def test_a_frontend_without_the_key_is_told_so(locked: Locked) -> None:
         assert "fleet" not in answer.text, "that is for operators"
     finally:
         stranger.stop()
-
-
-def test_a_worker_that_would_leave_the_host_without_a_key_does_not_start(
-    locked: Locked, model: Path
-) -> None:
-    worker = start_worker(
-        "open", model, locked.discovery, locked.logs, "--worker-host=192.0.2.1"
-    )  # fmt: skip
-    try:
-        assert worker.wait(120) == 1
-        assert "--fleet-key-file" in worker.tail()
-        assert "Traceback" not in worker.tail()
-    finally:
-        worker.stop()

@@ -240,7 +240,7 @@ def test_frontends_and_workers_on_hosts_of_their_own(tmp_path: Path) -> None:
         launched(tmp_path / "front", "frontend_host.sh", **common) as front,
         launched(
             tmp_path / "back", "worker_host.sh", **common,
-            WORKER_HOST="10.0.0.5", WORKERS="1", WORKER_NAME="gpu-1",
+            WORKER_HOST="127.0.0.2", WORKERS="1", WORKER_NAME="gpu-1",
         ) as back,
     ):  # fmt: skip
         front.until(READY)
@@ -248,7 +248,7 @@ def test_frontends_and_workers_on_hosts_of_their_own(tmp_path: Path) -> None:
         (frontend,), (worker,) = front.frontends, back.workers
         assert (front.workers, back.frontends) == ([], [])
         assert worker.worker_id == "gpu-1-0"
-        assert worker.worker.endpoint.startswith("tcp://10.0.0.5:")
+        assert worker.worker.endpoint.startswith("tcp://127.0.0.2:")
         for process in (frontend.process, worker.process):
             assert process.fleet_key_file == key
 
