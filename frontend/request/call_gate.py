@@ -197,7 +197,8 @@ class CallGate:
 
     def _read(self, batch: Batch, size: Size) -> None:
         batch.running -= size.choices
-        self._start()
+        if batch.waiting:  # what was read makes room for this request alone
+            self._start()
 
     def _computed(self, batch: Batch, size: Size, bulk: bool) -> None:
         self._running -= size.choices
