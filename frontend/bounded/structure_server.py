@@ -45,6 +45,9 @@ def compile_by_xgrammar(
         falls_back: whether vLLM gives guidance what xgrammar refuses. An engine of vLLM 0.32 uses
             the backend of its first structure for all others, so guidance must read them all.
     """
+    # First, since memory is measured by its peak, which compiling raises.
+    if falls_back and not _is_read_cheaply(compact, order):
+        return b""
     compiler = xgrammar.GrammarCompiler(info, max_threads=THREADS, cache_enabled=False)
     try:
         reading = _Reading()
@@ -54,12 +57,11 @@ def compile_by_xgrammar(
         slowest = _slowest_mask(_compile(compiler, compact, order))
         if slowest > STEP_S:
             return b""
-        said = COMPILES + b"%.6f" % slowest
+        return COMPILES + b"%.6f" % slowest
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
         if "bad_alloc" in str(error):
             return b""
-        said = REFUSED
-    return said if not falls_back or _is_read_cheaply(compact, order) else b""
+        return REFUSED
 
 
 def compile_by_guidance(compact: bool, order: Structure) -> bytes:

@@ -65,7 +65,8 @@ MAX_STEP_S: Final = 0.5
 may be as slow as the slowest that its trial made."""
 
 CHOICES_AT_ONCE: Final = 256
-"""Choices of a request that run at once in one engine, at most."""
+"""Choices of a request that are counted: vLLM's default of ``--max-num-seqs`` on smaller GPUs. An
+engine with more slots ends the request itself, once its masks of one step take too long."""
 
 _Key = bytes
 
