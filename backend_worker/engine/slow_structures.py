@@ -26,9 +26,6 @@ MAX_SLOW_S: Final = 0.5
 MAX_STEP_S: Final = 0.5
 """CPU seconds for all masks of one request in one step, from which it ends as well."""
 
-_ANY_TOKEN: Final = -1
-"""Bits of a mask, for an answer that ends with its next token."""
-
 
 @dataclass(eq=False)
 class _Spent:
@@ -97,7 +94,7 @@ class WatchedGrammar(backend_xgrammar.XgrammarGrammar):
         """Make the mask."""
         step, spent = _ENGINE.fills(), self._spent
         if spent is not None and spent.too_much:
-            bitmask[idx].fill_(_ANY_TOKEN)
+            bitmask[idx].fill_(-1)  # any token: the answer ends with it
             return
         began = time.thread_time()
         super().fill_bitmask(bitmask, idx)

@@ -104,9 +104,8 @@ class _Reading:
         self._peak = _peak_bytes()
 
     def is_cheap(self) -> bool:
-        return (
-            time.process_time() - self._cpu_s <= READ_S and _peak_bytes() - self._peak <= READ_BYTES
-        )
+        took = time.process_time() - self._cpu_s
+        return took <= READ_S and _peak_bytes() - self._peak <= READ_BYTES
 
 
 def _peak_bytes() -> int:
