@@ -27,6 +27,9 @@ BULK_SHARE: Final = 7 / 8
 BULK_TOKENS: Final = 3 / 4
 """Fraction of the prompt tokens with which workers are busy that bulk calls may have in flight."""
 
+CHOICES_AT_ONCE: Final = 4
+"""Choices of a request's only call that start without waiting, as that many chats would."""
+
 MOST_CHOICES: Final = 1 / 2
 """Fraction of an engine's slots that the choices of one prompt may take."""
 
@@ -78,10 +81,9 @@ def batch_of_request() -> Batch:
 class CallGate:
     """Starts the calls of one model.
 
-    A request's only call starts at once. Bulk calls, which are those of several choices and those
-    that a request makes beside another one, start while :data:`BULK_SHARE` of the slots and
-    :data:`BULK_TOKENS` have room, or if no other one runs; first those of the API key, then of the
-    request, of which least runs.
+    A request's only call of a few choices starts at once. Bulk calls, which are all others, start
+    while :data:`BULK_SHARE` of the slots and :data:`BULK_TOKENS` have room, or if no other one
+    runs; first those of the API key, then of the request, of which least runs.
     """
 
     def __init__(self, slots: Callable[[], Slots], most: int) -> None:
@@ -110,7 +112,7 @@ class CallGate:
         """
         self._check(choices)
         size, batch = Size(choices, tokens), batch_of_request()
-        bulk = choices > 1 or batch.running > 0 or bool(batch.waiting)
+        bulk = choices > CHOICES_AT_ONCE or batch.running > 0 or bool(batch.waiting)
         if bulk:
             await self._wait(batch, size, deadlines)
         else:

@@ -72,6 +72,17 @@ async def test_prompts_of_one_request_leave_slots_and_single_calls_start_at_once
     assert lab.begun["many"] == 100
 
 
+async def test_a_few_choices_of_one_prompt_start_at_once() -> None:
+    """`n: 2` waited for 27 seconds beside one stream of 300 prompts."""
+    lab = Lab(slots=16)
+    many = lab.request("many", calls=100)
+    few, several = lab.request("few", choices=4), lab.request("several", choices=5)
+    await lab.rest()
+    assert lab.begun == {"many": 14, "few": 4}
+    await lab.finish(many, few, several)
+    assert lab.begun == {"many": 100, "few": 4, "several": 5}
+
+
 async def test_who_does_not_read_answers_keeps_its_own_calls_from_starting_only() -> None:
     """A stream of 300 prompts that nobody read kept all choices of others waiting for a minute."""
     lab = Lab(slots=16)
