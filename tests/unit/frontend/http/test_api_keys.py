@@ -1,5 +1,6 @@
 import asyncio
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from common.errors import ConfigurationError
 from frontend.args import parse
 from frontend.asgi import Door, Message, Receive, Scope, Send
 from frontend.http.access.api_keys import OPEN, AccessKeys, ApiKeyGuard, Keys
+from frontend.http.operator.app import PAGE
 from frontend.request_context import EVERYBODY, current_context
 
 
@@ -63,6 +65,12 @@ async def test_probes_scrapers_and_preflights_need_no_key() -> None:
         for path in (*OPEN, "/under/health", "/metrics/"):
             assert (await http.get(path)).text == "served"
         assert (await http.options("/v1/chat/completions")).text == "served"
+
+
+def test_the_page_on_security_names_each_path_that_needs_no_key() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "security.md").read_text()
+    sentence = page.partition("needs one, except ")[2].partition(" and the status page")[0]
+    assert set(re.findall("`(.+?)`", sentence)) == OPEN - PAGE
 
 
 async def test_strangers_send_no_bodies_anywhere() -> None:
