@@ -103,10 +103,10 @@ endif
 demo-model: $(ENVIRONMENT) ## make the tiny random model that `make run` serves
 	@$(VENV_PYTHON) examples/demo_model.py $(DEMO_MODEL)
 
-# Those that are set; the launcher has the defaults, the demo's model among them.
+# Those that are set; the script has the defaults, the demo's model among them.
 $(foreach each,$(RUN_VARIABLES),$(if $($(each)),$(eval run: export $(each) := $$($(each)))))
 run: $(ENVIRONMENT) ## start workers and the frontend, until Ctrl-C
-	@exec $(VENV_PYTHON) -m common.launcher --from-environment
+	@MMROUTER_PYTHON="$(CURDIR)/$(VENV_PYTHON)" exec examples/launch/agg_multimodal_router.sh
 
 test: $(ENVIRONMENT) $(CLIENTS_ENVIRONMENT) ## run the whole test suite
 	@$(VENV_PYTHON) -m pytest $(PYTEST_PARALLEL) --durations=10 $(PYTEST_ARGS)

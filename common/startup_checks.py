@@ -63,7 +63,7 @@ def check_frontend(argv: Sequence[str], *, listens: bool) -> CommandLine:
     elif listens:
         port = line.of_vllm("port") or "8000"
         if port.isdecimal():  # the parser reports the rest
-            free_port(line.of_vllm("host") or "127.0.0.1", int(port), (), "--host", "--port")
+            free_port(line.of_vllm("host") or "127.0.0.1", int(port))
     return line
 
 
@@ -73,7 +73,7 @@ def check_worker(argv: Sequence[str], *, of_demo: bool = False) -> None:
     line = _read(argv, WORKER, WorkerSettings)
     worker = WorkerSettings.from_args(line.ours)
     place = worker.worker_host.strip("[]")
-    free_port(place, worker.worker_port, (), "--worker-host", "--worker-port")
+    free_port(place, worker.worker_port, option_prefix="--worker-")
     check_bind(worker.endpoint, ProcessSettings.from_args(line.ours).fleet_key())
     known = KnownFlags.of("worker")
     positional = known.positional(line.rest) if known else []
@@ -136,10 +136,11 @@ def _no_password() -> str:
 
 
 def free_port(
-    host: str, wanted: int, taken: Collection[int], host_option: str, port_option: str
+    host: str, wanted: int, taken: Collection[int] = (), option_prefix: str = "--"
 ) -> int:
     """Return the wanted port, or for 0 a free one outside ``taken``. Raises ListenError: it is in
     use, or the host is not of this machine."""
+    host_option, port_option = f"{option_prefix}host", f"{option_prefix}port"
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(
             host, wanted, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -151,7 +152,7 @@ def free_port(
             if found not in taken:
                 return found
             # This one is held meanwhile, so another is found.
-            return free_port(host, wanted, (), host_option, port_option)
+            return free_port(host, wanted, (), option_prefix)
     except socket.gaierror as error:
         reason = f"{host_option}={host} is no address of this machine: {error.strerror}"
     except OSError as error:

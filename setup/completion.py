@@ -26,9 +26,9 @@ def scripts(
     """Return the script of each shell, from the flags of the two large commands."""
     own = {
         flag: Completed(text, "text" if metavar else "nothing")
-        for flag, (_, metavar, text) in OPTIONS.items()
+        for flag, (metavar, text) in OPTIONS.items()
     }
-    own["--run-dir"] = Completed(OPTIONS["--run-dir"][2], "directory")
+    own["--run-dir"] = Completed(OPTIONS["--run-dir"][1], "directory")
     known = {
         "frontend": frontend,
         "worker": worker,

@@ -1,4 +1,4 @@
-"""``mmrouter up``, also the entry point of the launch scripts."""
+"""``mmrouter up``, which the launch scripts call, too."""
 
 import os
 import shlex

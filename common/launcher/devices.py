@@ -29,15 +29,15 @@ class Devices:
         """Default number of workers."""
         return 2 if not self.gpus or self.single else max(1, len(self.gpus) // self.per_worker)
 
-    def check(self, workers: int, option: str, single_option: str) -> None:
+    def check(self, workers: int) -> None:
         """Raise ConfigurationError if there are too few GPUs."""
         if not workers or not self.gpus or self.single:
             return
         if workers * self.per_worker > len(self.gpus):
             raise ConfigurationError(
                 f"{workers} workers need {workers * self.per_worker} GPUs and there are "
-                f"{len(self.gpus)}: start fewer with {option}, or pack them on one with "
-                f"{single_option}"
+                f"{len(self.gpus)}: start fewer with --workers, or pack them on one with "
+                "--single-gpu"
             )
         if self.per_worker > 1 and any(gpu.startswith("MIG-") for gpu in self.gpus):
             raise ConfigurationError(

@@ -175,13 +175,13 @@ class Told:
     key: tuple[str, str] = ("", "")
 
 
-def told(line: CommandLine, option: str) -> Told:
-    """Return what clients of these frontends need; ``option`` is where users set their flags.
-    Raises ConfigurationError: a flag is the launcher's to set."""
+def told(line: CommandLine) -> Told:
+    """Return what clients of these frontends need. Raises ConfigurationError: a flag is the
+    launcher's to set."""
     for flag in ("--host", "--port"):
         if value_of(flag, line.rest) is not None:
             raise ConfigurationError(
-                f"{option} has {flag}, which is the same for all: say it beside, not there"
+                f"--frontend-args has {flag}, which is the same for all: say it beside, not there"
             )
     return Told(line.of_vllm("uds") or "", _key(line))
 

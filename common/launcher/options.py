@@ -1,4 +1,4 @@
-"""Parse and check a ``mmrouter up`` command line, or the launch scripts' variables.
+"""Parse and check a ``mmrouter up`` command line.
 
 Every fault that can be found early is reported before any process starts.
 """
@@ -25,31 +25,22 @@ from common.launcher.frontend_access import Told, told
 from common.startup_checks import check_frontend, check_worker, free_port
 
 OPTIONS: Final = {
-    "--workers": ("WORKERS", "N", "workers (one for each GPU; 2 on a CPU)"),
-    "--frontends": ("FRONTENDS", "N", "frontends (1), the second on the next port and so on"),
-    "--host": ("HOST", "ADDRESS", "where frontends listen (127.0.0.1)"),
-    "--port": ("PORT", "N", "port of the first frontend (8000; 0 is any free one)"),
-    "--single-gpu": ("SINGLE_GPU", "", "let all workers share the first GPU"),
-    "--gpus-per-worker": ("GPUS_PER_WORKER", "N", "GPUs of each worker (1)"),
+    "--workers": ("N", "workers (one for each GPU; 2 on a CPU)"),
+    "--frontends": ("N", "frontends (1), the second on the next port and so on"),
+    "--host": ("ADDRESS", "where frontends listen (127.0.0.1)"),
+    "--port": ("N", "port of the first frontend (8000; 0 is any free one)"),
+    "--single-gpu": ("", "let all workers share the first GPU"),
+    "--gpus-per-worker": ("N", "GPUs of each worker (1)"),
     "--worker-name": (
-        "WORKER_NAME",
         "NAME",
         "what workers are called, before their number (worker; with --discovery this host's name)",
     ),
-    "--start-timeout": ("START_TIMEOUT", "SECONDS", "until a start is given up (900)"),
-    "--run-dir": ("RUN_DIR", "DIRECTORY", "where the logs go (.runs/ and the time)"),
-    "--engine-args": ("ENGINE_ARGS", "TEXT", "flags for workers alone, quoted as in a shell"),
-    "--frontend-args": ("FRONTEND_ARGS", "TEXT", "flags for frontends alone"),
+    "--start-timeout": ("SECONDS", "until a start is given up (900)"),
+    "--run-dir": ("DIRECTORY", "where the logs go (.runs/ and the time)"),
+    "--engine-args": ("TEXT", "flags for workers alone, quoted as in a shell"),
+    "--frontend-args": ("TEXT", "flags for frontends alone"),
 }
-"""Our own flags: variable of the launch scripts, metavar and help."""
-
-PASSED_ON: Final = {
-    "ROUTER_MODE": "--router-mode",
-    "FLEET_KEY_FILE": "--fleet-key-file",
-    "WORKER_HOST": "--worker-host",
-    "GPU_MEMORY_UTILIZATION": "--gpu-memory-utilization",
-}
-"""Variables of the launch scripts that are flags of frontends or workers."""
+"""Our own flags: metavar and help."""
 
 HELP: Final = "\n".join(
     [
@@ -60,7 +51,7 @@ HELP: Final = "\n".join(
         "",
         *(
             f"  {f'{flag} {metavar}'.rstrip():<26}{text}"
-            for flag, (_, metavar, text) in OPTIONS.items()
+            for flag, (metavar, text) in OPTIONS.items()
         ),
         "",
         "Any flag of a frontend or a worker may follow, vLLM's too; it goes to who has it, or to",
@@ -68,9 +59,6 @@ HELP: Final = "\n".join(
         "PEM files to show to frontends that ask for a client certificate.",
     ]
 )
-
-FROM_ENVIRONMENT: Final = "--from-environment"
-"""The launch scripts say so: their variables count, and are what errors name."""
 
 
 @dataclass(frozen=True)
@@ -115,56 +103,15 @@ class _Parser(argparse.ArgumentParser):
 class Request:
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
         """Split the arguments, unchecked. Raises ConfigurationError: an unknown one."""
-        self._by_variable = FROM_ENVIRONMENT in argv
         self._environ = environ
         self._known = {
             command: (known_flags(command), names)
             for command, names in (("frontend", FRONTEND), ("worker", WORKER))
         }
         self.flags: dict[str, list[str]] = {"frontend": [], "worker": []}
-        words = [word for word in argv if word != FROM_ENVIRONMENT]
-        own: list[str] = []
-        if self._by_variable:
-            own += self._own_of_variables()
-            self.flags["worker"] += words
-        else:
-            own += self._share_out(words)
-        self.own = self._parse(own)
+        self.own = self._parse(list(self._share_out(argv)))
         self._add_words("engine_args", "worker")
         self._add_words("frontend_args", "frontend")
-        if self._by_variable and "--trust-remote-code" in self.flags["worker"]:
-            # Frontends run a model's own code only if told so themselves.
-            self.flags["frontend"].append("--trust-remote-code")
-
-    def name(self, option: str) -> str:
-        """Return the option's name as the user knows it."""
-        flag = "--" + option.replace("_", "-")
-        return OPTIONS[flag][0] if self._by_variable else flag
-
-    def _own_of_variables(self) -> Iterator[str]:
-        for flag, (variable, metavar, _) in OPTIONS.items():
-            value = self._environ.get(variable, "")
-            if metavar and value:
-                yield f"{flag}={value}"
-        match self._environ.get("SINGLE_GPU", ""):
-            case "true":
-                yield "--single-gpu"
-            case "" | "false":
-                pass
-            case other:
-                raise ConfigurationError(f"SINGLE_GPU={other!r} is not one of: true false")
-        share = self._environ.get("GPU_MEMORY_UTILIZATION") or "1"
-        if not re.fullmatch(r"0?\.[0-9]+|1(\.0*)?", share):
-            raise ConfigurationError(
-                f"GPU_MEMORY_UTILIZATION must be a fraction such as 0.4, not {share!r}"
-            )
-        for variable, flag in PASSED_ON.items():
-            if given := self._environ.get(variable):
-                self._to_who_knows(flag, [f"{flag}={given}"])
-        if place := self._environ.get("DISCOVERY"):
-            self._to_who_knows("--discovery", [f"--discovery={place}"])
-        if "MODEL" in self._environ:
-            yield f"--model={self._environ['MODEL']}"
 
     def _share_out(self, words: Sequence[str]) -> Iterator[str]:
         """Pass each flag with its values to the processes that know it; return our own."""
@@ -207,12 +154,12 @@ class Request:
     def _parse(self, words: Sequence[str]) -> argparse.Namespace:
         parser = _Parser("mmrouter up", add_help=False, allow_abbrev=False)
         parser.add_argument("--model")
-        for flag, (_, metavar, _) in OPTIONS.items():
+        for flag, (metavar, _) in OPTIONS.items():
             if metavar:
                 parser.add_argument(flag)
             else:
                 parser.add_argument(flag, action="store_true")
-        return parser.parse_args(list(words))
+        return parser.parse_args(words)
 
     def _add_words(self, option: str, command: str) -> None:
         text: str = getattr(self.own, option) or ""
@@ -220,16 +167,16 @@ class Request:
             self.flags[command] += shlex.split(text)
         except ValueError as error:
             raise ConfigurationError(
-                f"{self.name(option)} can't be taken apart ({error}): {text}"
+                f"{_flag(option)} can't be taken apart ({error}): {text}"
             ) from None
 
     def number(self, option: str, default: int, least: int) -> int:
         """Return a whole number in digits, at least ``least``."""
         text: str = getattr(self.own, option) or str(default)
         if not re.fullmatch(r"[0-9]{1,9}", text):
-            raise ConfigurationError(f"{self.name(option)} must be a number, not {text!r}")
+            raise ConfigurationError(f"{_flag(option)} must be a number, not {text!r}")
         if int(text) < least:
-            raise ConfigurationError(f"{self.name(option)} must be {least} or more, not {text}")
+            raise ConfigurationError(f"{_flag(option)} must be {least} or more, not {text}")
         return int(text)
 
     def check_flags(self) -> None:
@@ -244,33 +191,32 @@ class Request:
 
     def check_count(self, workers: int, frontends: int, place: str) -> None:
         """Raise ConfigurationError if nothing is to be started, or one side is missing."""
-        ours, theirs = self.name("workers"), self.name("frontends")
-        set_it = f"set {'DISCOVERY' if self._by_variable else '--discovery'} to"
         if not workers + frontends:
-            raise ConfigurationError(f"{ours} and {theirs} are both 0: there is nothing to start")
+            raise ConfigurationError(
+                "--workers and --frontends are both 0: there is nothing to start"
+            )
         if not workers and not place:
             raise ConfigurationError(
-                f"{ours}=0 starts frontends only: {set_it} the place where workers that run "
-                "already publish their cards"
+                "--workers=0 starts frontends only: set --discovery to the place where workers "
+                "that run already publish their cards"
             )
         if not frontends and not place:
             raise ConfigurationError(
-                f"{theirs}=0 starts workers only: {set_it} the place where frontends that run "
-                "already look for cards"
+                "--frontends=0 starts workers only: set --discovery to the place where frontends "
+                "that run already look for cards"
             )
 
     def ports(self, frontends: int, host: str) -> list[int]:
         """Return a free port for each frontend. Raises ConfigurationError: there is none."""
-        first = self.number("port", 0 if self._by_variable else 8000, 0)
+        first = self.number("port", 8000, 0)
         if first + frontends > 65536:
             raise ConfigurationError(
-                f"{self.name('port')}={first}: ports end at 65535, and {frontends} frontends need "
-                "one each"
+                f"--port={first}: ports end at 65535, and {frontends} frontends need one each"
             )
         found: list[int] = []
         for number in range(frontends):
             wanted = first + number if first else 0
-            found.append(free_port(host, wanted, found, self.name("host"), self.name("port")))
+            found.append(free_port(host, wanted, found))
         return found
 
 
@@ -289,14 +235,13 @@ def make_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
     name = asked.own.worker_name or (platform.node() if place else "worker")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         raise ConfigurationError(
-            f"{asked.name('worker_name')} must have letters, digits, dots, _ and - only, not "
-            f"{name!r}"
+            f"--worker-name must have letters, digits, dots, _ and - only, not {name!r}"
         )
-    devices.check(workers, asked.name("workers"), asked.name("single_gpu"))
+    devices.check(workers)
     client, model = Told(), ""
     if frontends:
         line = check_frontend(asked.flags["frontend"], listens=False)
-        client = told(line, asked.name("frontend_args"))
+        client = told(line)
     if workers:
         own = asked.own.model
         model = demo.model_of(asked.flags) if own is None else own
@@ -304,9 +249,7 @@ def make_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
         check_worker([*words, *asked.flags["worker"]], of_demo=own is None)
     host = asked.own.host or "127.0.0.1"
     if client.uds and frontends > 1:
-        raise ConfigurationError(
-            f"--uds is one socket, and {asked.name('frontends')} is {frontends}"
-        )
+        raise ConfigurationError(f"--uds is one socket, and --frontends is {frontends}")
     return Plan(
         model=model,
         workers=[f"{name}-{number}" for number in range(workers)],
@@ -331,7 +274,7 @@ def _run_dir(asked: Request) -> Path:
         path.mkdir(parents=True, exist_ok=True)
     if not (path.is_dir() and os.access(path, os.W_OK)):
         raise ConfigurationError(
-            f"{asked.name('run_dir')}={path} can't be written to: name a directory for the logs"
+            f"--run-dir={path} can't be written to: name a directory for the logs"
         )
     return path
 
@@ -341,6 +284,10 @@ def _seconds(text: str) -> float:
         return float(text)
     except ValueError:
         return 60.0  # the processes report the error
+
+
+def _flag(option: str) -> str:
+    return "--" + option.replace("_", "-")
 
 
 def known_flags(command: str) -> KnownFlags:

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Starts workers and a frontend on this machine, and ends them together: `mmrouter up`, told by
-# variables.
+# Starts workers and a frontend on this machine, and ends them together: `mmrouter up`, whose flags
+# these variables are. WORKERS=4, for example, is --workers=4.
 #
-#   MODEL=... examples/launch/agg_multimodal_router.sh [vLLM engine flags for every worker]
+#   MODEL=... examples/launch/agg_multimodal_router.sh [more flags, vLLM's too]
 #
 # One worker per GPU; SINGLE_GPU=true packs all of them on the first one; CPU where vLLM's CPU build
 # is installed or there is no GPU.
@@ -38,4 +38,18 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 export MMROUTER_PYTHON=${MMROUTER_PYTHON:-$root/.venv/bin/python} PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 [[ -x $MMROUTER_PYTHON ]] || { echo "error: $MMROUTER_PYTHON is missing: run 'make setup' first" >&2; exit 1; }
-exec "$MMROUTER_PYTHON" -m common.launcher --from-environment "$@"
+
+flags=(--port="${PORT:-0}" ${MODEL+--model="$MODEL"})
+for name in WORKERS FRONTENDS HOST ROUTER_MODE ENGINE_ARGS FRONTEND_ARGS DISCOVERY FLEET_KEY_FILE WORKER_HOST \
+    WORKER_NAME GPU_MEMORY_UTILIZATION GPUS_PER_WORKER START_TIMEOUT RUN_DIR; do
+    flag=${name,,}
+    [[ -z ${!name:-} ]] || flags+=("--${flag//_/-}=${!name}")
+done
+case ${SINGLE_GPU:-false} in
+    true) flags+=(--single-gpu) ;;
+    false) ;;
+    *) echo "error: SINGLE_GPU='$SINGLE_GPU' is not one of: true false" >&2; exit 2 ;;
+esac
+# Workers run a model's own code; the frontends must, too, to know its processor.
+[[ ${ENGINE_ARGS:-} != *--trust-remote-code* ]] || flags+=(--trust-remote-code)
+exec "$MMROUTER_PYTHON" -m common.launcher "${flags[@]}" "$@"

@@ -158,7 +158,7 @@ def test_a_port_that_a_worker_can_not_have() -> None:
 
 
 def test_a_worker_without_a_key_stays_on_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("common.startup_checks.free_port", lambda *_: 0)
+    monkeypatch.setattr("common.startup_checks.free_port", lambda *_, **__: 0)
     with pytest.raises(ConfigurationError, match="leaves this host"):
         check_worker(["/", "--worker-host=10.0.0.5"])
 

@@ -5,8 +5,10 @@
 
 import contextlib
 import os
+import re
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,7 +19,11 @@ import psutil
 import pytest
 
 from backend_worker.args import parse as parse_worker
+from common.errors import ConfigurationError, MmRouterError
+from common.launcher import devices as devices_module
 from common.launcher import sweeper as sweeper_module
+from common.launcher.devices import Devices
+from common.launcher.options import make_plan
 from common.launcher.sweeper import Sessions, Sweeper
 from frontend.args import parse as parse_frontend
 from tests.e2e.processes import Process
@@ -41,7 +47,6 @@ class Up:
             directory / "up.log",
             MARK=self.mark,
             MMROUTER_PYTHON=str(interpreter(directory)),
-            RUN_DIR="a variable of the scripts",
             TMPDIR=str(self.scratch),
             CUDA_VISIBLE_DEVICES="",
         )
@@ -199,29 +204,83 @@ def test_a_worker_that_is_killed_later(tmp_path: Path) -> None:
         assert "was ended by SIGKILL; no other is left" in one.said
 
 
+def test_what_can_t_be_is_a_sentence_before_anything_is_started(tmp_path: Path) -> None:
+    with up(tmp_path, "--max-model-le=5") as one:
+        assert one.process.wait(60) == 2
+        assert one.said.startswith("error: ") and one.said.count("\n") == 1
+        assert "--max-model-le is unknown; did you mean --max-model-len?" in one.said
+        assert not calls(tmp_path, "frontend") + calls(tmp_path, "backend_worker")
+        one.until_nothing_is_left()
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
         (["--workers=0"], "--workers=0 starts frontends only: set --discovery"),
         (["--workers", "some"], "--workers must be a number, not 'some'"),
-        (["--frontends=0"], "--frontends=0 starts workers only"),
-        (["--router-mode=kvv"], "--router-mode='kvv' is unusable: it is one of kv, round-robin"),
-        (["--max-model-le=5"], "--max-model-le is unknown; did you mean --max-model-len?"),
         (["--workers"], "expected one argument"),
-        (["--discovery=/no/such"], "there is no directory /no/such for the workers"),
-        (["--config=/no/such"], "--config is a flag of both: write --frontend-args"),
-        (["--host=no.such.host.invalid"], "--host=no.such.host.invalid is no address"),
-        (["--frontend-args=--port=1"], "--frontend-args has --port"),
-        (["--engine-args='"], "--engine-args can't be taken apart"),
+        (["--frontends=0"], "--frontends=0 starts workers only: set --discovery"),
+        (["--frontends=0", "--workers=0"], "--workers and --frontends are both 0"),
+        (["--gpus-per-worker=0"], "--gpus-per-worker must be 1 or more"),
+        (["--start-timeout=2m"], "--start-timeout must be a number"),
         (["--single-gpu", "more"], "more"),
+        (["--worker-name=a b"], "--worker-name must have letters, digits"),
+        (["--router-mode=kvv"], "--router-mode='kvv' is unusable: it is one of kv, round-robin"),
+        (["--port=http"], "--port must be a number"),
+        (["--port=65536"], "ports end at 65535"),
+        (["--host=no.such.host.invalid"], "--host=no.such.host.invalid is no address"),
+        (["--discovery=/no/such"], "there is no directory /no/such for the workers"),
+        (["--fleet-key-file=/no/such"], "the fleet key /no/such can't be read"),
+        (["--config=/no/such"], "--config is a flag of both: write --frontend-args"),
+        (["--engine-args=--a 'b"], "--engine-args can't be taken apart"),
+        (["--frontend-args=--port=1"], "--frontend-args has --port, which is"),
+        (["--frontend-args=--config /no/such"], "/no/such can't be read"),
+        (["--frontend-args=--ssl-certfile /no"], "--ssl-certfile: /no can't be read"),
+        (["--api-key-file=/no"], "the API keys in /no can't be read"),
+        (["--uds=/x", "--frontends=2"], "--uds is one socket"),
+        (["--model=/no/such"], "there is no directory /no/such"),
+        (["--run-dir=/dev/null/x"], "--run-dir=/dev/null/x can't be written to"),
     ],
 )
-def test_what_can_t_be_is_a_sentence_before_anything_is_started(
-    flags: list[str], sentence: str, tmp_path: Path
+def test_what_can_t_be(flags: list[str], sentence: str, tmp_path: Path) -> None:
+    model = [] if "--model" in flags[0] else [str(model_at(tmp_path / "model"))]
+    with pytest.raises(MmRouterError, match=re.escape(sentence)):
+        make_plan([*model, f"--run-dir={tmp_path}", "--port=0", *flags], {})
+
+
+def test_a_port_in_use(tmp_path: Path) -> None:
+    model = str(model_at(tmp_path / "model"))
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(MmRouterError, match=f"port {port} on 127.0.0.1 is in use"):
+            make_plan([model, f"--port={port}", f"--run-dir={tmp_path}"], {})
+
+
+@pytest.mark.parametrize(
+    ("visible", "given"),
+    [
+        ("GPU-0b, GPU-0a", ["GPU-0b", "GPU-0a"]),
+        ("MIG-1b,MIG-1a", ["MIG-1b", "MIG-1a"]),
+        ("3,1", ["3", "1"]),
+        ("", []),
+        ("-1", []),
+        ("-1,0", []),
+    ],
+)
+def test_gpus_by_number_or_uuid(
+    visible: str, given: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with up(tmp_path, *flags) as one:
-        assert one.process.wait(60) == 2
-        assert one.said.startswith("error: ") and one.said.count("\n") == 1
-        assert sentence in one.said
-        assert not calls(tmp_path, "frontend") + calls(tmp_path, "backend_worker")
-        one.until_nothing_is_left()
+    monkeypatch.setattr(devices_module, "_is_cpu_build", lambda: False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    devices = Devices.find(single=False, per_worker=1)
+    found = [devices.environment(n).get("CUDA_VISIBLE_DEVICES") for n in range(len(given))]
+    assert found == given
+    assert str(devices) == (f"{len(given)} GPUs" if given else "a CPU")
+
+
+def test_an_engine_has_one_instance_of_mig() -> None:
+    devices = Devices(["MIG-1a", "MIG-1b"], single=False, per_worker=2)
+    with pytest.raises(ConfigurationError, match="can use one MIG instance only"):
+        devices.check(1)
