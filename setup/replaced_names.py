@@ -14,7 +14,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
 PACKAGES: Final = ("backend_worker", "common", "frontend")
-MAX_PROCESS: Final = 10
+MAX_PROCESS: Final = 9
 """Mechanisms that may replace names for a whole process."""
 
 _NAMESPACES: Final = ("vars", "globals", "locals")
@@ -89,18 +89,6 @@ PROCESS: Final = (
                 "WhisperFeatureExtractor._torch_extract_fbank_features",
                 "pictures.__array__",
                 "pictures.__array_interface__",
-            ),
-        },
-    ),
-    Mechanism(
-        "A frontend follows the settings of its workers.",
-        "vLLM has them as environment variables, and a card says those that a process was started "
-        "with.",
-        {
-            "common/vllm_compat/engine_settings.py": ("envs.VLLM_VIDEO_LOADER_BACKEND",),
-            "frontend/processing/renderer.py": (
-                "envs.VLLM_ALLOW_LONG_MAX_MODEL_LEN",
-                "envs.VLLM_CPU_KVCACHE_SPACE",
             ),
         },
     ),

@@ -6,6 +6,7 @@ machine have: only at its own, and at those it started.
 
 import gc
 import logging
+import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -135,3 +136,13 @@ def same_log_level() -> Iterator[None]:
     level = logging.root.level
     yield
     logging.root.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def same_environment() -> Iterator[None]:
+    """A frontend sets variables of its process, which later tests would see."""
+    before = dict(os.environ)
+    yield
+    os.environ |= before
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]

@@ -2,6 +2,7 @@
 reads its own configuration, made from a card, and compares the two."""
 
 import dataclasses
+import os
 from collections.abc import Sequence
 
 from pydantic import JsonValue
@@ -94,13 +95,16 @@ def output_settings(config: VllmConfig) -> OutputSettings:
 
 
 def environment_settings() -> EnvironmentSettings:
-    """Return the variables at start, whatever :func:`apply_environment` has changed."""
-    started_with = envs.environment_variables
-    return EnvironmentSettings(video_loader_backend=started_with["VLLM_VIDEO_LOADER_BACKEND"]())
+    return EnvironmentSettings(video_loader_backend=envs.VLLM_VIDEO_LOADER_BACKEND)
 
 
 def apply_environment(settings: EnvironmentSettings) -> None:
-    envs.VLLM_VIDEO_LOADER_BACKEND = settings.video_loader_backend
+    """Set variables of this process, which vLLM reads whenever it needs them."""
+    os.environ.update(
+        VLLM_VIDEO_LOADER_BACKEND=settings.video_loader_backend,
+        VLLM_ALLOW_LONG_MAX_MODEL_LEN="1",  # the worker has allowed it, or has none
+        VLLM_CPU_KVCACHE_SPACE="0",  # no KV cache here, so no warning about its size
+    )
 
 
 def engine_settings(args: AsyncEngineArgs) -> EngineSettings:

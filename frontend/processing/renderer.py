@@ -5,7 +5,7 @@ The frontend and each of its media processes have one.
 
 from argparse import Namespace
 
-from vllm import AsyncEngineArgs, envs
+from vllm import AsyncEngineArgs
 from vllm.config import (
     CacheConfig,
     PoolerConfig,
@@ -94,8 +94,6 @@ def _apply(card: WorkerCard, serve_args: Namespace) -> None:
     serve_args.structured_outputs_config = _structured_outputs(card, serve_args)
     serve_args.reasoning_parser = serve_args.structured_outputs_config.reasoning_parser
     apply_environment(card.environment)
-    envs.VLLM_ALLOW_LONG_MAX_MODEL_LEN = True  # the worker has allowed it, or has none
-    envs.VLLM_CPU_KVCACHE_SPACE = 0  # no KV cache here, so no warning about its size
 
 
 def _structured_outputs(card: WorkerCard, serve_args: Namespace) -> StructuredOutputsConfig:

@@ -150,7 +150,6 @@ def test_the_way_to_load_videos_follows_the_worker(
     monkeypatch.setenv("VLLM_VIDEO_LOADER_BACKEND", "opencv_dynamic")
     _, card = worker(model)
     monkeypatch.delenv("VLLM_VIDEO_LOADER_BACKEND")
-    monkeypatch.setattr(envs, "VLLM_VIDEO_LOADER_BACKEND", "opencv", raising=False)
     build_config(card, serve_args())
     assert envs.VLLM_VIDEO_LOADER_BACKEND == "opencv_dynamic"
 
