@@ -147,8 +147,14 @@ def has_body(scope: Scope) -> bool:
 
 
 def route_path(scope: Scope, root_path: str) -> str:
-    """Return the path that routes match, without the prefix under which a proxy serves the app."""
-    return str(scope["path"]).removeprefix(root_path)
+    """Return the path that routes match, without the prefix under which a proxy serves the app.
+
+    As Starlette: the prefix ends where a name of the path does, or it is none. ``/`` as a prefix
+    would make of ``/mmrouter`` a path that no guard knows, and a route serves.
+    """
+    path = str(scope["path"])
+    rest = path.removeprefix(root_path)
+    return path if rest and not rest.startswith("/") else rest
 
 
 def as_vllm_error(error: MmRouterError) -> VLLMError:

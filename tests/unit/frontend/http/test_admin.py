@@ -64,6 +64,16 @@ async def test_an_admin_key_opens_what_is_for_admins_and_nothing_else(prefix: st
             assert await ask(served, prefix + path, key) == 401, path
 
 
+@pytest.mark.parametrize("prefix", ["/", "/m", "/mmrouter", "/under/"])
+async def test_no_prefix_of_a_proxy_opens_what_is_for_admins(prefix: str) -> None:
+    """Routes take a prefix off where a name of the path ends, or not at all."""
+    behind = FastAPI(root_path=prefix)
+    behind.add_api_route("/mmrouter/workers", lambda: "served")
+    served = Door(behind, [AdminGuard(Keys(["user"]), Keys(["admin"]))], root_path=prefix)
+    for path in ("/mmrouter/workers", f"{prefix}/mmrouter/workers", f"{prefix}mmrouter/workers"):
+        assert await ask(served, path, "user") in (403, 404), path
+
+
 @pytest.mark.parametrize("keys", [["admin"], []])
 async def test_a_refusal_says_whether_a_key_would_help(keys: list[str]) -> None:
     transport = httpx.ASGITransport(guard(api=[], admin=keys), client=("9.9.9.9", 5))
