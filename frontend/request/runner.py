@@ -400,6 +400,7 @@ class RequestRunner:
         worker_id = decision.worker_id
         asked: Counter[MmHash] = Counter()
         cached_tokens: int | None = None
+        growing = self._router.crowding.answer(decision, state.resume.submit.choices)
         try:
             async with aclosing(state.deadlines.watch(worker_id, answers)) as in_time:
                 async for answer in in_time:
@@ -408,10 +409,8 @@ class RequestRunner:
                             case Output():
                                 if cached_tokens is None:
                                     cached_tokens = answer.num_cached_tokens or 0
-                                    self._router.in_flight.first_token(
-                                        decision.request_id, cached_tokens
-                                    )
-                                    state.spans.first_output(cached_tokens)
+                                    self._first_output(state, decision, cached_tokens)
+                                growing.grow(answer.outputs)
                                 output = state.answer(answer)
                                 if output is not None:
                                     yield output
@@ -428,7 +427,12 @@ class RequestRunner:
                             case Failed():
                                 raise failure(worker_id, answer)
         finally:
+            growing.end()
             self._router.in_flight.finished(decision.request_id, served=cached_tokens is not None)
+
+    def _first_output(self, state: RequestState, decision: Decision, cached_tokens: int) -> None:
+        self._router.in_flight.first_token(decision.request_id, cached_tokens)
+        state.spans.first_output(cached_tokens)
 
     async def _supply(
         self,

@@ -12,6 +12,7 @@ from typing import Final
 from common.errors import FleetBusyError, NoWorkerError
 from common.identity import BlockHash, Incarnation, WorkerId
 from common.observability.telemetry import stage
+from frontend.router.crowding import Crowding
 from frontend.router.decision import CLIENT_ID_LENGTH, Considered, Decision, DecisionLog
 from frontend.router.ejection import Ejection
 from frontend.router.events import ZmqFeeds
@@ -64,6 +65,7 @@ class Router:
         self.drained: dict[WorkerId, Incarnation] = {}
         self.resting: set[WorkerId] = set()
         self.in_flight = InFlight(clock, self.roster, self.ejection)
+        self.crowding = Crowding(clock, self.load)
         self.decisions = DecisionLog()
 
     async def close(self) -> None:
@@ -186,6 +188,7 @@ class Router:
             if free.targets:
                 return free
             if not accepted:
+                self.crowding.refused()
                 raise FleetBusyError("every worker is busy: try again later")
         return candidates
 
