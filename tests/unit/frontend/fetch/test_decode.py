@@ -33,7 +33,13 @@ from tests.clips import AV1
 from tests.e2e.processes import run_python
 from tests.fakes.budget import anything
 from tests.pictures import blank_picture, picture
-from tests.unit.frontend.fetch.videos import jpeg, jpeg_sequence, uncounted, video
+from tests.unit.frontend.fetch.videos import (
+    encoded_film,
+    jpeg,
+    jpeg_sequence,
+    uncounted,
+    video,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -148,6 +154,24 @@ def test_a_film_of_more_than_8k_is_refused(tmp_path: Path) -> None:
     assert decoded(video(tmp_path, 1, 7680, 4320), policy, film_io)
     with pytest.raises(RefusedError, match="at most 35,389,440 pixels"):
         decoded(video(tmp_path, 1, 8192, 4400), policy, film_io)
+
+
+@pytest.mark.parametrize("sampler", ["molmo2", "glm46v", "glm5next", "opencv"])
+def test_a_film_that_claims_a_billion_frames(sampler: str) -> None:
+    """vLLM looks for the end of the film, and believes the header if it finds no frame."""
+    policy = limited()
+    film = encoded_film("matroska", "mjpeg", pixels="yuvj420p").replace(b"\xff\xc0", bytes(2))
+    at = film.index(b"\x44\x89\x88") + 3  # the duration
+    claiming = film[:at] + struct.pack(">d", 4e10) + film[at + 8 :]
+    with pytest.raises(RefusedError, match="1,000,000,000 frames: at most 4,194,304 are taken"):
+        decoded(claiming, policy, VideoMediaIO(ImageMediaIO(), video_backend=sampler))
+
+
+@pytest.mark.parametrize("sampler", ["opencv_dynamic", "glm5next", "glmga"])
+def test_a_film_too_short_for_its_sampler(sampler: str) -> None:
+    film = encoded_film("matroska", "mjpeg", pixels="yuvj420p", frames=2)
+    with pytest.raises(RefusedError, match="looks at none of its 2 frames: it is too short"):
+        decoded(film, limited(), VideoMediaIO(ImageMediaIO(), video_backend=sampler))
 
 
 def test_a_bomb_of_text() -> None:
