@@ -127,6 +127,7 @@ class Flights:
             processed = [found[key] for key in keys]
         except AbandonedError as error:
             if abandoned():
+                _forget_frames(error)
                 self._land(keys, [error] * len(keys))
             else:  # a request joined at the last moment
                 await self._run(batch, keys, again=True)

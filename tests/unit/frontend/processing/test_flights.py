@@ -1,6 +1,8 @@
 """What leaves the ground lands, whatever becomes of it and of those who wait."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Callable, Hashable
 
 import pytest
@@ -138,6 +140,36 @@ async def test_what_nobody_wants_is_left_undone_and_can_be_asked_for_anew(
     await until(lambda: airport.backend.left_undone)
     assert await airport.passenger("a") == ["a"]
     assert airport.backend.batches == ["a", "a"]
+
+
+class Decoded:
+    """A medium of a batch."""
+
+
+async def test_what_was_decoded_for_nobody_is_let_go_at_once(
+    airport: Airport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its megapixels count until it is, and garbage may be collected minutes later."""
+    kept: list[weakref.ref[Decoded]] = []
+    run = airport.backend.run
+
+    async def decode_and_run(batch: Batch, abandoned: Callable[[], bool]) -> list[Processed]:
+        decoded = Decoded()
+        kept.append(weakref.ref(decoded))
+        processed = await run(batch, abandoned)
+        del decoded
+        return processed
+
+    monkeypatch.setattr(airport.backend, "run", decode_and_run)
+    gc.disable()
+    try:
+        await leave(await airport.waiting("a"))
+        airport.backend.open.set()
+        await until(lambda: airport.backend.left_undone)
+        await until(lambda: not airport.flights._flights)
+        await until(lambda: kept[0]() is None)
+    finally:
+        gc.enable()
 
 
 async def test_who_comes_while_it_is_being_given_up_has_it_too(airport: Airport) -> None:
