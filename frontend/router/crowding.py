@@ -1,33 +1,41 @@
-"""End a request whose answers fill the KV cache of an engine while other requests wait.
+"""End a request whose answers fill the KV cache of an engine while other clients wait.
 
 An engine makes room for answers as they grow, and takes it from no request that came earlier. 64
 choices of 2,000 tokens, asked for in 90 bytes, kept a cache full for four minutes: other requests
-waited for two of these, or got 503. Plain vLLM does so too.
+waited for two of these, or got 503. Plain vLLM does so too. A client's own requests may wait for
+each other, as those of a benchmark do that fills a small GPU.
 """
 
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from vllm.outputs import CompletionOutput
 
 from common.errors import RequestRejectedError
 from common.identity import Target
+from frontend.request_context import Tenant, current_context
 from frontend.router.decision import Decision
 from frontend.router.selection import LoadTracker
 
 MAX_SHARE: Final = 1 / 2
 """Fraction of an engine's KV cache that the answers of one request may fill while others wait."""
 
+FEW: Final = 16
+"""Choices, or answers to prompts, that may fill a cache: as many chats would."""
+
 FULL: Final = 0.9
 """Fraction in use from which requests wait for room; routers refuse new ones soon after."""
 
 PATIENCE_S: Final = 1.0
-"""Seconds that another request waits for its first token, or since one was refused."""
+"""Seconds that another client waits for its first token, or since one was refused."""
 
 LOOK_S: Final = 0.25
-"""Interval between looks at the requests that wait."""
+"""Interval between looks at the answers in flight."""
+
+Client: TypeAlias = tuple[Tenant, str]
+"""An API key, and the address of a host or proxy."""
 
 
 class Asker(NamedTuple):
@@ -35,78 +43,101 @@ class Asker(NamedTuple):
 
     name: str
     target: Target
+    client: Client
 
 
 class Crowding:
-    """Tokens that the requests of this frontend have in the KV caches of engines."""
+    """Answers of this frontend's requests that grow in the KV caches of engines."""
 
     def __init__(self, clock: Callable[[], float], load: LoadTracker) -> None:
         self._clock = clock
         self._load = load
-        self._refused_at = self._looked_at = -math.inf
-        self._tokens: Counter[Asker] = Counter()
-        self._choices: Counter[Asker] = Counter()
+        self._answers: dict[GrowingAnswer, None] = {}
+        self._refused: dict[Client, float] = {}
+        self._looked_at = -math.inf
+        self._crowds: dict[Asker, str] = {}
 
     def refused(self) -> None:
-        """Note that a request was refused since all workers are busy."""
-        self._refused_at = self._clock()
+        """Note that this task's request was refused since all workers are busy."""
+        self._refused[_client()] = self._clock()
 
     def answer(self, decision: Decision, choices: int) -> "GrowingAnswer":
-        """Count one call, of whose answer nothing has come."""
-        asker = Asker(decision.request_id.partition(".")[0], decision.target)
-        return GrowingAnswer(self, asker, decision.prompt_tokens, choices)
+        """Count one call of this task's request, of whose answer nothing has come."""
+        asker = Asker(decision.request_id.partition(".")[0], decision.target, _client())
+        answer = GrowingAnswer(self, asker, decision.prompt_tokens, choices, self._clock())
+        self._answers[answer] = None
+        return answer
 
-    def add(self, asker: Asker, tokens: int, choices: int = 0) -> None:
-        for counter, amount in ((self._tokens, tokens), (self._choices, choices)):
-            counter[asker] += amount
-            if not counter[asker]:
-                del counter[asker]
+    def ended(self, answer: "GrowingAnswer") -> None:
+        del self._answers[answer]
 
     def check(self, asker: Asker) -> None:
         """Raise RequestRejectedError if answers of a request fill a cache while others wait."""
-        capacity, in_use = self._load.kv_cache(asker.target)
-        if self._choices[asker] < 2 or self._tokens[asker] <= MAX_SHARE * capacity or in_use < FULL:
-            return
         now = self._clock()
-        recently = now - PATIENCE_S
-        if self._refused_at < recently:
-            if now - self._looked_at < LOOK_S:
-                return
+        if now - self._looked_at >= LOOK_S:
             self._looked_at = now
-            if not self._load.keeps_waiting(asker.target, recently, besides=asker.name):
-                return
-        raise RequestRejectedError(
-            f"the {self._choices[asker]} choices of the request, or answers to its prompts, have "
-            f"{self._tokens[asker]} tokens in a worker's KV cache of {capacity}, and keep other "
-            "requests waiting: ask for fewer (`n`, prompts), lower `max_tokens`, or send several "
-            "requests"
-        )
+            self._look(now - PATIENCE_S)
+        if (reason := self._crowds.get(asker)) is not None:
+            raise RequestRejectedError(reason)
+
+    def _look(self, recently: float) -> None:
+        self._refused = {each: at for each, at in self._refused.items() if at >= recently}
+        waiting = {
+            (each.asker.target, each.asker.client)
+            for each in self._answers
+            if each.waits_since is not None and each.waits_since <= recently
+        }
+        self._crowds = {}
+        if not waiting and not self._refused:
+            return
+        of_asker: dict[Asker, list[GrowingAnswer]] = {}
+        for each in self._answers:
+            of_asker.setdefault(each.asker, []).append(each)
+        for asker, answers in of_asker.items():
+            others = {client for target, client in waiting if target == asker.target}
+            if (others | self._refused.keys()) - {asker.client}:
+                self._judge(asker, answers)
+
+    def _judge(self, asker: Asker, answers: Sequence["GrowingAnswer"]) -> None:
+        choices = sum(each.choices for each in answers)
+        tokens = sum(each.tokens for each in answers)
+        capacity, in_use = self._load.kv_cache(asker.target)
+        if choices > FEW and 0 < MAX_SHARE * capacity < tokens and in_use >= FULL:
+            self._crowds[asker] = (
+                f"the {choices} choices of the request, or answers to its prompts, have {tokens} "
+                f"tokens in a worker's KV cache of {capacity}, and keep other clients waiting: ask "
+                "for fewer (`n`, prompts), lower `max_tokens`, or send several requests"
+            )
 
 
 class GrowingAnswer:
-    """Tokens of one call, from its dispatch to :meth:`end`."""
+    """Choices of one call that have not ended, their tokens, and since when none has come."""
 
-    def __init__(self, crowding: Crowding, asker: Asker, prompt_tokens: int, choices: int) -> None:
+    def __init__(
+        self, crowding: Crowding, asker: Asker, prompt_tokens: int, choices: int, now: float
+    ) -> None:
         self._crowding = crowding
-        self._asker = asker
-        self._left = choices
-        self._tokens = prompt_tokens
         self._of_choice: Counter[int] = Counter()
-        crowding.add(asker, prompt_tokens, choices)
+        self.asker = asker
+        self.tokens = prompt_tokens
+        self.choices = choices
+        self.waits_since: float | None = now
 
     def end(self) -> None:
-        self._crowding.add(self._asker, -self._tokens, -self._left)
+        self._crowding.ended(self)
 
     def grow(self, outputs: Sequence[CompletionOutput]) -> None:
         """Count an output. Raises RequestRejectedError if others wait for the room it takes."""
-        tokens = ended = 0
+        self.waits_since = None
         for one in outputs:
-            tokens += len(one.token_ids)
+            self.tokens += len(one.token_ids)
             self._of_choice[one.index] += len(one.token_ids)
             if one.finish_reason is not None:
-                ended += 1
-                tokens -= self._of_choice.pop(one.index)
-        self._tokens += tokens
-        self._left -= ended
-        self._crowding.add(self._asker, tokens, -ended)
-        self._crowding.check(self._asker)
+                self.choices -= 1
+                self.tokens -= self._of_choice.pop(one.index)
+        self._crowding.check(self.asker)
+
+
+def _client() -> Client:
+    context = current_context()
+    return context.tenant, context.peer

@@ -66,7 +66,6 @@ class _Request:
     prefill_tokens: int
     prompt_tokens: int
     choices: int
-    since: float
     decoding: bool = False
 
 
@@ -143,9 +142,7 @@ class LoadTracker:
         own = self._own[target]
         own.active += choices
         own.prefill_tokens += prefill_tokens
-        self._requests[request_id] = _Request(
-            target, prefill_tokens, prompt_tokens, choices, self._clock()
-        )
+        self._requests[request_id] = _Request(target, prefill_tokens, prompt_tokens, choices)
         self._update(target)
 
     def first_token(self, request_id: RequestId) -> None:
@@ -201,16 +198,6 @@ class LoadTracker:
         """Return the tokens that a target's KV cache can hold, and the fraction in use."""
         tokens, _ = self._capacity.get(target.worker_id, (0, 0))
         return tokens, self._reports.get(target, _NO_REPORT).kv_usage
-
-    def keeps_waiting(self, target: Target, since: float, *, besides: str) -> bool:
-        """Return whether a request waits for its first token since a moment or longer, other than
-        those whose ids begin with ``besides``.
-        """
-        return any(
-            request.target == target and not request.decoding and request.since <= since
-            for name, request in self._requests.items()
-            if not name.startswith(besides)
-        )
 
     def targets(self) -> list[Target]:
         return list(self._loads)
