@@ -77,7 +77,7 @@ class Crowding:
         if now - self._looked_at >= LOOK_S:
             self._looked_at = now
             self._look(now - PATIENCE_S)
-        if (reason := self._crowds.get(asker)) is not None:
+        if self._crowds and (reason := self._crowds.get(asker)) is not None:
             raise RequestRejectedError(reason)
 
     def _look(self, recently: float) -> None:
