@@ -146,11 +146,15 @@ class _Streaming(BeamSearchOnlineMixin):
     ) -> AsyncGenerator[_Vllm]:
         """Raise VLLMError for too long a prompt: vLLM keeps the tokens of each beam that ended, the
         prompt's among them, and sends all of each beam to an engine at each token.
+
+        Without ``max_tokens`` the answer ends where a gate would have refused it, with the reason
+        ``length``: the limit on log probabilities would reject all of it then, after a minute.
         """
         tokens = len(prompt.get("decoder_prompt", prompt).get("prompt_token_ids", ()))
         beams = params.beam_width
-        steps = min(params.max_tokens, 1 + MAX_BEAM_CANDIDATES // (beams * (2 * beams + 1)))
-        if tokens * beams * steps > MAX_BEAM_TOKENS:
+        most = max(1, MAX_BEAM_CANDIDATES // (beams * (2 * beams + 1)))
+        params.max_tokens = min(params.max_tokens, most)
+        if tokens * beams * params.max_tokens > MAX_BEAM_TOKENS:
             raise as_vllm_error(
                 RequestRejectedError(
                     "a beam search repeats its prompt for each of its beams and tokens, more than "

@@ -29,6 +29,7 @@ from frontend.http.limits.connection import WRITE_NOW
 from frontend.http.settings import HttpSettings
 from frontend.http.streaming.stream_errors import hold_stream_heads
 from frontend.http.streaming.token_streams import Chats, Completions, Tokens, own_streams
+from frontend.request.answer_limits import MAX_LOGPROBS
 from tests.unit.frontend.http.serving import post, serving
 
 EVENTS = ["data: é\n\n", "data: 2\n\n", "data: 3\n\n", "data: [DONE]\n\n"]
@@ -219,6 +220,8 @@ async def test_a_beam_search_repeats_no_prompt_without_bound(
     found = object.__new__(kind).beam_search(prompt, "id", params)
     if taken:
         assert [each async for each in found] == ["found"]
+        # Log probabilities of all candidates stay within the limit of one request.
+        assert params.max_tokens * beams * (2 * beams + 1) <= MAX_LOGPROBS
     else:
         with pytest.raises(VLLMValidationError, match="send a shorter prompt"):
             await anext(found)
