@@ -31,7 +31,9 @@ GPU_ARGS ?=
 KIT ?= .gpu-kit
 RUN_VARIABLES := MODEL WORKERS PORT ROUTER_MODE ENGINE_ARGS FRONTEND_ARGS
 
-# Only `run` hands these on: a test must not depend on the caller's MODEL or PORT.
+# Only `run` hands these on: a test must not depend on the caller's MODEL or PORT. Compiled files are
+# kept, or each of some hundred processes would compile all of ours again.
+unexport PYTHONDONTWRITEBYTECODE
 unexport DEVICE VLLM PYTHON PYTEST_ARGS TEST_PROCESSES BENCH_ARGS CHAOS_ARGS FAMILIES_ARGS FUZZ_ARGS GPU_ARGS KIT $(RUN_VARIABLES)
 
 VENV_PYTHON := $(VENV)/bin/python

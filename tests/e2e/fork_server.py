@@ -60,6 +60,11 @@ _IMPORTED: Final = (
     "vllm.v1.worker.cpu_worker",
     "vllm.model_executor.models.qwen2_vl",
     "transformers.models.qwen2_vl.processing_qwen2_vl",
+    # For processes that share the tests:
+    "anthropic",
+    "hypothesis.strategies",
+    "kubernetes_asyncio.client",
+    "playwright.sync_api",
 )
 _MEDIA_PROCESSES: Final = "--preprocess-workers="
 _MEDIA_SERVER: Final = "common.aio.fork_server"

@@ -20,6 +20,9 @@ from tests.ports import free_port
 
 START_TIMEOUT_S = 240.0
 
+ONE_PROCESS = "--distributed-executor-backend=vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""As on one GPU: the engine computes in its own process. vLLM gives "uni" a second one on CPUs."""
+
 ENGINE_FLAGS = (
     "--enforce-eager",
     "--dtype=float32",
@@ -27,8 +30,7 @@ ENGINE_FLAGS = (
     "--block-size=32",
     "--served-model-name=demo",
     "--enable-mm-embeds",
-    # As on one GPU: the engine computes in its own process. vLLM gives "uni" a second one on CPUs.
-    "--distributed-executor-backend=vllm.v1.executor.uniproc_executor.UniProcExecutor",
+    ONE_PROCESS,
     "--num-gpu-blocks-override=2048",  # or it takes a whole GB
 )
 SEPARATE_EXECUTOR = "--distributed-executor-backend=mp"
@@ -274,6 +276,7 @@ def start_frontend(
     port: int | None = None,
     env: Mapping[str, str] = {},
     python: str | None = None,
+    tools: bool = True,
 ) -> HttpServer:
     """A frontend over the workers of a place.
 
@@ -282,13 +285,14 @@ def start_frontend(
         module: what runs it, with arguments that come before the frontend's.
         port: where it listens; a free port unless given.
         python: interpreter of the environment that it runs in; this one's unless given.
+        tools: whether clients may send tools.
     """
     port = port or free_port()
     command = [
         python or sys.executable, "-m", *module,
         discovery_flag(discovery), f"--port={port}", "--mm-arena-gb=0.25",
         "--media-allow-private",  # the tests' pictures come from loopback
-        *SERVER_FLAGS[:-1], *flags,
+        *(SERVER_FLAGS[:-1] if tools else ()), *flags,
     ]  # fmt: skip
     return HttpServer(name, command, logs / f"{name}.log", port, **env)
 

@@ -21,7 +21,14 @@ import httpx
 
 from common.launcher.demo import FRONTEND_FLAGS, WORKER_FLAGS
 from tests.certificates import Authority
-from tests.e2e.processes import Process, environment, shared_memory_of
+from tests.e2e.processes import (
+    ONE_PROCESS,
+    START_TIMEOUT_S,
+    Process,
+    environment,
+    shared_memory_of,
+    start_frontend,
+)
 from tests.fakes.launched import living
 from tests.ports import free_port
 
@@ -73,16 +80,17 @@ def many_tools() -> list[dict[str, Any]]:
     return [{"type": "function", "function": each} for each in functions]
 
 
-def greet(url: str, verify: ssl.SSLContext | bool = True) -> httpx.Response:
+def greet(url: str, verify: ssl.SSLContext | bool = True, tools: bool = True) -> httpx.Response:
     """The first message of a user of Open WebUI."""
-    body = {
+    body: dict[str, Any] = {
         "model": "demo",
         "messages": [{"role": "user", "content": "hello"}],
         "stream": True,
         "stream_options": {"include_usage": True},
-        "tools": many_tools(),
     }
-    assert 24_000 < len(json.dumps(body["tools"])) < 27_000
+    if tools:
+        body["tools"] = many_tools()
+        assert 24_000 < len(json.dumps(body["tools"])) < 27_000
     return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=300, verify=verify)
 
 
@@ -100,13 +108,13 @@ def test_it_serves_until_ctrl_c_and_leaves_nothing(model: Path, tmp_path: Path) 
     cards = tmp_path / "cards"
     cards.mkdir(mode=0o700)
     demo = {
-        "ENGINE_ARGS": shlex.join(WORKER_FLAGS),
+        "ENGINE_ARGS": shlex.join([*WORKER_FLAGS, ONE_PROCESS]),
         "FRONTEND_ARGS": shlex.join(FRONTEND_FLAGS),
     }
     shared = {"DISCOVERY": str(cards), "WORKER_NAME": "worker"}
     script = start(model, tmp_path, MARK=mark, **demo, **shared)
     try:
-        with over_tls(model, tmp_path, cards) as try_tls:
+        with over_tls(tmp_path, cards) as try_tls:
             use(script)
             try_tls()
         pids = set(living(mark))
@@ -140,38 +148,43 @@ def use(script: Process) -> None:
 
 
 @contextlib.contextmanager
-def over_tls(model: Path, tmp_path: Path, cards: Path) -> Iterator[Callable[[], None]]:
+def over_tls(tmp_path: Path, cards: Path) -> Iterator[Callable[[], None]]:
     """Another frontend for the same worker, which asks for a client certificate, and has no flags
     for tools. It starts meanwhile."""
     authority = Authority(tmp_path / "ca")
     server, client = authority.certify("127.0.0.1"), authority.certify("client")
-    flags = (
-        f"--ssl-certfile {server.certificate} --ssl-keyfile={server.key} "
-        f"--ssl-ca-certs={authority.certificate} --ssl-cert-reqs 2"
-    )
-    certificates = {"CLIENT_CERT": str(client.certificate), "CLIENT_KEY": str(client.key)}
-    (tmp_path / "tls").mkdir()
-    script = start(
-        model, tmp_path / "tls", WORKERS="0", FRONTEND_ARGS=flags, DISCOVERY=str(cards),
-        **certificates,
+    frontend = start_frontend(
+        "tls", cards, tmp_path, f"--ssl-certfile={server.certificate}",
+        f"--ssl-keyfile={server.key}", f"--ssl-ca-certs={authority.certificate}",
+        "--ssl-cert-reqs=2", tools=False,
     )  # fmt: skip
 
     def try_it() -> None:
-        printed = wait_until_ready(script)
-        assert url_of(printed).startswith("https://127.0.0.1:")
-        try_the_curl(printed)
+        url = frontend.url.replace("http:", "https:")
         context = ssl.create_default_context(cafile=authority.certificate)
         context.load_cert_chain(client.certificate, client.key)
-        refused = greet(url_of(printed), context)
+        with httpx.Client(verify=context) as asked:
+            deadline = time.monotonic() + START_TIMEOUT_S
+            while ask_for_health(asked, url) != 200:
+                frontend.check_alive()
+                assert time.monotonic() < deadline, frontend.tail()
+                time.sleep(0.5)
+        assert greet(url, context, tools=False).text.endswith("data: [DONE]\n\n")
+        refused = greet(url, context)
         assert refused.status_code == 400
         assert "at the frontend (mmrouter frontend" in refused.text
 
     try:
         yield try_it
     finally:
-        script.signal(signal.SIGINT)
-        script.wait()
-        script.stop()
+        frontend.stop()
+
+
+def ask_for_health(client: httpx.Client, url: str) -> int:
+    try:
+        return client.get(f"{url}/health", timeout=5).status_code
+    except httpx.TransportError:
+        return 0
 
 
 def example_client(printed: str) -> str:

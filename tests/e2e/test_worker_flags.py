@@ -83,6 +83,7 @@ def test_answers_are_those_of_a_plain_vllm(flagged: Flagged, where: str) -> None
         assert reply.status_code == 200, reply.text
 
 
+@pytest.mark.parametrize("flagged", FLAGS[:1], indirect=True)
 def test_a_late_frontend_knows_what_was_stored_before(flagged: Flagged, tmp_path: Path) -> None:
     early = flagged.frontends["by a process"]
     question = [lab.words("Who said this, and when? " * 30)]
