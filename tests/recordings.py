@@ -50,13 +50,19 @@ def recording(name: str, format: Format, rate: int, channels: int = 1) -> bytes:
 
 
 def cells() -> list[tuple[str, int, int]]:
-    """A format's name, a rate and a number of channels: all that there are."""
+    """Name a format, a rate and a number of channels: each format with :func:`rates_of`."""
     return [
-        (name, rate, channels)
-        for name, format in FORMATS.items()
-        for rate in format.rates
-        for channels in (1, 2)
+        (name, rate, 1 + number % 2)
+        for name in FORMATS
+        for number, rate in enumerate(rates_of(name))
     ]
+
+
+def rates_of(name: str) -> tuple[int, ...]:
+    """Return the lowest, a middle and the highest rate of a format; all rates of the first, since
+    what is decoded is resampled in the same way."""
+    rates = FORMATS[name].rates
+    return rates if name == next(iter(FORMATS)) else (rates[0], rates[len(rates) // 2], rates[-1])
 
 
 def _by_libsndfile(container: str, encoding: str) -> Callable[[Samples, int], bytes]:

@@ -218,7 +218,6 @@ def test_odd_audio(lab: FamilyLab, name: str) -> None:
 
 @of((OMNI, "shm"))
 def test_sounds_of_every_rate_and_format(lab: FamilyLab, subtests: pytest.Subtests) -> None:
-    """None has the model's rate and one channel but a few."""
     for name, rate, channels in recordings.cells():
         format = recordings.FORMATS[name]
         clip = recordings.recording(f"{name} {channels}", format, rate, channels)

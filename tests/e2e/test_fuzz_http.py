@@ -144,6 +144,7 @@ GOOD: dict[str, dict[str, Any]] = {
         "truncation": "auto",
         "store": False,
         "text": {"format": {"type": "text"}},
+        "max_output_tokens": 4,
     },
     "/v1/messages": {
         "messages": [{"role": "user", "content": [{"type": "text", "text": "what?"}]}],

@@ -13,7 +13,7 @@ from tests.e2e.conftest import Endpoint, LetGo
 from tests.e2e.lab import hf_runs, leased
 from tests.e2e.processes import start_frontend, start_plain_vllm, start_worker
 from tests.families.stack import make_model
-from tests.recordings import FORMATS, recording
+from tests.recordings import FORMATS, rates_of, recording
 
 TRANSCRIBE, TRANSLATE = "/v1/audio/transcriptions", "/v1/audio/translations"
 WEIGHTS = "--load-format=sharded_state"
@@ -82,7 +82,7 @@ def test_sounds_of_every_rate_and_format(
     """Whisper hears 16,000 samples a second."""
     path = (TRANSCRIBE, TRANSLATE)[len(name) % 2]
     texts = set()
-    for rate in FORMATS[name].rates:
+    for rate in rates_of(name):
         with subtests.test(f"{rate} Hz"):
             texts.add(lab.ask(path, recording(f"{name} {rate}", FORMATS[name], rate, 2))["text"])
     assert len(texts) > 1
