@@ -130,7 +130,9 @@ async def _serve(args: WorkerArgs, engine: Engine, key: FleetKey | None) -> None
         async with args.discovery.publisher(key) as publisher:
             card = await make_card(args, engine, service.endpoint, key)
             await publisher.publish(card)
-            logger.info("worker %s serves %s at %s", *_summary(card))
+            logger.info(
+                "worker %s serves %s at %s", card.worker_id, card.model.model, card.request_endpoint
+            )
             await _until_stopped(service, _leave(args, service, publisher, card))
     finally:
         await service.close()
@@ -174,10 +176,6 @@ async def make_card(
         fleet_key=None if key is None else key.fingerprint,
         host=HostIdentity(hostname=socket.gethostname(), pid=os.getpid()),
     )
-
-
-def _summary(card: WorkerCard) -> tuple[str, str, str]:
-    return card.worker_id, card.model.model, card.request_endpoint
 
 
 async def _leave(

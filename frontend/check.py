@@ -22,7 +22,7 @@ from common.transfer.pages import container_memory
 from common.transfer.transports import TransferMode
 from common.vllm_compat.features import INSTALLED, SUPPORTED
 from frontend.args import FrontendArgs, parse
-from frontend.fetch import FILM, PICTURE, SOUND, ProbedFormat, limit_decoders, probe_formats
+from frontend.fetch import FILM, PICTURE, SOUND, limit_decoders, probe_formats
 from frontend.http import attainable_files, files_needed
 from frontend.processing import missing_package
 
@@ -89,11 +89,9 @@ def _report_formats(report: Report, args: FrontendArgs) -> None:
             report.faults.append(f"no {kind} can be decoded")
     if untried := [each.name for each in formats if not each.tried]:
         report.lines.append(f"not tried, for want of an encoder: {', '.join(untried)}")
-    report.refused += [_refusal(each) for each in formats if each.problem]
-
-
-def _refusal(format: ProbedFormat) -> str:
-    return f"{format.kind} as {format.name}: {format.problem}"
+    report.refused += [
+        f"{each.kind} as {each.name}: {each.problem}" for each in formats if each.problem
+    ]
 
 
 def _report_resampler(report: Report) -> None:

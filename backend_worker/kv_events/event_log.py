@@ -29,7 +29,7 @@ from vllm.distributed.kv_events import (
     KVEventBatch,
 )
 
-from backend_worker.kv_events.held_blocks import HeldBlocks, Run, Shelf
+from backend_worker.kv_events.held_blocks import HeldBlocks, Shelf
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,8 @@ def retell(held: HeldBlocks, last: Batch, blocks: int) -> Iterator[bytes]:
         if count >= blocks and run.hashes:
             yield _batch(events, last)
             events, count = [], 0
-        events += [_stored(run)] * times
+        stored = replace(run.kind, block_hashes=run.hashes, parent_block_hash=run.parent)
+        events += [stored] * times
         count += len(run.hashes) * times
     yield _batch(events, last)
 
@@ -93,10 +94,6 @@ def _store(held: HeldBlocks, event: BlockStored) -> None:
     # vLLM leaves out blocks that a group skips, but not their tokens.
     chained = len(event.token_ids) == len(hashes) * event.block_size
     held.store(_shelf(event), hashes, event.parent_block_hash, kind, chained=chained)
-
-
-def _stored(run: Run) -> BlockStored:
-    return replace(run.kind, block_hashes=run.hashes, parent_block_hash=run.parent)
 
 
 Message = tuple[int, bytes]  # number and payload of a batch

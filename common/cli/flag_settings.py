@@ -195,7 +195,8 @@ class FlagSettings(BaseModel):
         for layer in (cls._flags(args), cls._variables(environ), cls._in_file(file)):
             for name, one in layer.items():
                 # An empty path would be the working directory.
-                if is_empty(one.value) and _is_path(cls.declared()[name]):
+                declared = cls.declared()[name].annotation
+                if is_empty(one.value) and Path in (declared, *get_args(declared)):
                     raise ConfigurationError(f"{one.where} {EMPTY}")
             found = layer | found
         return found
@@ -269,10 +270,6 @@ def _metavar(name: str, field: FieldInfo) -> str:
     if Path in kinds:
         return "FILE"
     return "N" if int in kinds or float in kinds else "TEXT"
-
-
-def _is_path(field: FieldInfo) -> bool:
-    return Path in (field.annotation, *get_args(field.annotation))
 
 
 def unit_of(field: str) -> str:

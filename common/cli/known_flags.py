@@ -156,8 +156,8 @@ class KnownFlags(msgspec.Struct, frozen=True):
         reason = self.refused.get(name) or self.refused.get(name.removeprefix("no_"))
         if reason is not None:
             return f"{shown or plain} means nothing here: {reason}"
-        if _has_platform_plugins():
-            return None
+        if entry_points(group="vllm.platform_plugins"):
+            return None  # a plugin may add flags that the generated files don't have
         known = {each.removeprefix("--") for each in self.flags} if shown else self.flags
         return unknown(shown or plain, known)
 
@@ -253,8 +253,3 @@ def _adds_parsers(words: Sequence[str]) -> bool:
     """Return whether plugins may add parsers to vLLM's own."""
     of_others = (not each.value.startswith("vllm.") for each in entry_points(group=_PLUGINS))
     return any(word.startswith("--tool-parser-plugin") for word in words) or any(of_others)
-
-
-def _has_platform_plugins() -> bool:
-    """Return whether plugins may add vLLM flags that the generated files don't have."""
-    return bool(entry_points(group="vllm.platform_plugins"))

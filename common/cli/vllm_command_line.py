@@ -87,7 +87,8 @@ class VllmParser(FlexibleArgumentParser):
         if (reason := self._refused(key.partition(".")[0].replace("-", "_"))) is not None:
             return f"{key} means nothing here: {reason}"
         if short := self._option_string_actions.get(f"-{key}"):
-            return f"{key} is unknown; did you mean {_long(short)}?"
+            long = max(short.option_strings, key=len).removeprefix("--")
+            return f"{key} is unknown; did you mean {long}?"
         flags = {*self.ours, *self._option_string_actions}
         return unknown(key, {flag[2:] for flag in flags if flag.startswith("--")})
 
@@ -125,10 +126,6 @@ class VllmParser(FlexibleArgumentParser):
                 raise ConfigurationError("it is either true or false")
             case _:
                 return [f"{flag}={_text(value)}"]
-
-
-def _long(action: argparse.Action) -> str:
-    return max(action.option_strings, key=len).removeprefix("--")
 
 
 def _text(value: object) -> str:

@@ -58,14 +58,11 @@ class InlineReceiver(MmKwargsReceiver[InlineMetadata]):
                 f"{sizes} bytes, but {metadata.envelope_size} and {metadata.buffer_sizes} "
                 "were announced"
             )
-        return Received(
-            metadata.mm_hash, decode(envelope, [_writable(buffer) for buffer in buffers])
-        )
-
-
-def _writable(buffer: memoryview) -> memoryview:
-    # torch needs writable memory. ZeroMQ's frames are; bytes objects, from tests, are not.
-    return memoryview(bytearray(buffer)) if buffer.readonly else buffer.cast("B")
+        # torch needs writable memory. ZeroMQ's frames are; bytes objects, from tests, are not.
+        writable = [
+            memoryview(bytearray(each)) if each.readonly else each.cast("B") for each in buffers
+        ]
+        return Received(metadata.mm_hash, decode(envelope, writable))
 
 
 Render = Callable[[MediaSource], Awaitable[tuple[MmHash, MultiModalKwargsItem]]]

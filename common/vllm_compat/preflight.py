@@ -123,16 +123,14 @@ def _fault_of_directory(path: Path, given: frozenset[str]) -> str | None:
         return fault
     if given.isdisjoint(_ELSEWHERE["weights"]) and (fault := _fault_of_weights(path)):
         return fault
-    if given.isdisjoint(_ELSEWHERE["tokenizer"]) and not _any(path, _TOKENIZERS):
+    if given.isdisjoint(_ELSEWHERE["tokenizer"]) and not any(
+        True for pattern in _TOKENIZERS for _ in path.glob(pattern)
+    ):
         return (
             f"{path} has no tokenizer (tokenizer.json, tokenizer.model, …): copy it there, or name "
             "another directory with --tokenizer"
         )
     return None
-
-
-def _any(path: Path, patterns: Iterable[str]) -> bool:
-    return any(True for pattern in patterns for _ in path.glob(pattern))
 
 
 def _model_below(path: Path) -> str:

@@ -113,10 +113,9 @@ class EtcdClient:
     async def revisions(self, prefix: bytes) -> AsyncGenerator[list[tuple[bytes, int]], None]:
         """Yield pages of all keys with a prefix, each with the revision of its last put."""
         start, limit = prefix, PAGE
+        end = prefix[:-1] + bytes([prefix[-1] + 1])  # no prefix of ours ends with 255
         while True:
-            request = rpc.RangeRequest(
-                key=start, range_end=_end_of(prefix), limit=limit, keys_only=True
-            )
+            request = rpc.RangeRequest(key=start, range_end=end, limit=limit, keys_only=True)
             try:
                 answer = await self._call(lambda member: member.kv.Range, request)
             except EtcdTooLargeError:
@@ -321,8 +320,3 @@ def _check_certificates(access: EtcdAccess) -> None:
 def _said(error: grpc.aio.AioRpcError) -> str:
     """Return what a server, or a proxy before it, says: on one line, shortened."""
     return " ".join(str(error.details()).split())[:LONGEST_SAID]
-
-
-def _end_of(prefix: bytes) -> bytes:
-    """Return the first key behind all keys with a prefix, whose last byte is not 255."""
-    return prefix[:-1] + bytes([prefix[-1] + 1])

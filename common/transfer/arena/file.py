@@ -81,7 +81,8 @@ def reap_orphans(directory: Path = SHARED_MEMORY) -> int:
     removed = 0
     for path in directory.glob("mmrouter-arena-*"):
         match = re.fullmatch(NAME_PATTERN, path.name)
-        if match and not _alive(int(match[1]), int(match[2])) and _remove_unlocked(path):
+        gone = match and _start_ticks(int(match[1])) != int(match[2])
+        if match and gone and _remove_unlocked(path):
             removed += 1
             logger.warning("removed %s: its owner %s is gone", path, match[1])
     return removed
@@ -109,10 +110,6 @@ def _opened(path: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _alive(pid: int, start_ticks: int) -> bool:
-    return _start_ticks(pid) == start_ticks
 
 
 def _start_ticks(pid: int) -> int | None:

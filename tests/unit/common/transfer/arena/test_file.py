@@ -110,13 +110,11 @@ def test_an_owner_whose_pid_cannot_be_seen_keeps_its_arena(tmp_path: Path) -> No
 
 def test_another_reaper_was_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = leave_behind(tmp_path, dead_pid(), 5)
-    alive = arena_file._alive
 
-    def unlink_meanwhile(pid: int, ticks: int) -> bool:
+    def unlink_meanwhile(_: int) -> None:
         path.unlink()
-        return alive(pid, ticks)
 
-    monkeypatch.setattr(arena_file, "_alive", unlink_meanwhile)
+    monkeypatch.setattr(arena_file, "_start_ticks", unlink_meanwhile)
     assert reap_orphans(tmp_path) == 0
 
 
