@@ -66,8 +66,13 @@ _IMPORTED: Final = (
     "kubernetes_asyncio.client",
     "playwright.sync_api",
 )
-_MEDIA_PROCESSES: Final = "--preprocess-workers="
-_MEDIA_SERVER: Final = "common.aio.fork_server"
+_SERVED_ASIDE: Final = ("--preprocess-workers=", "--trust-request-chat-template")
+_MEDIA: Final = "frontend.processing.child"
+_BOUNDED: Final = ("frontend.bounded.structure_server", "frontend.bounded.template_server")
+_FRONTENDS: Final = ("frontend", "tests.fuzz_http.watched_frontend")
+_OF_TESTS: Final = (
+    12  # servers for media, structures and templates: some are lost, as they should be
+)
 _PROCESSES: Final = "--processes="
 _MEMBERS: Final = 4  # two, and one after each
 _SPARES: Final = 3  # two engines with a coordinator; processes in which one computes
@@ -223,10 +228,13 @@ def _run(start: Start) -> None:
         _after_supervise(spares.prepare)
     elif start.what == PLAIN_VLLM:
         spares.prepare()
-    elif any(each.startswith(_MEDIA_PROCESSES) for each in start.arguments):
-        _Spares(1).prepare_modules(_MEDIA_SERVER)
+    elif start.starts_others:
+        _Spares(_OF_TESTS).prepare_modules(_MEDIA, *_BOUNDED)
     elif any(each.startswith(_PROCESSES) for each in start.arguments):
         _Spares(_MEMBERS).prepare_modules("frontend")
+    elif start.what in _FRONTENDS:
+        more = sum(each.startswith(_SERVED_ASIDE) for each in start.arguments)
+        _Spares(1 + more).prepare_modules(_MEDIA, *_BOUNDED)
     sys.argv = [start.what, *start.arguments]
     if is_script := start.what.endswith(".py"):
         sys.path.insert(0, str(Path(start.what).parent))
@@ -299,22 +307,24 @@ class _Spares:
 
         multiprocessing.util.spawnv_passfds = spawnv_passfds
 
-    def prepare_modules(self, module: str) -> None:
-        """Fork those that a frontend starts as ``python -m MODULE``."""
+    def prepare_modules(self, *modules: str) -> None:
+        """Fork those that are started as ``python -m MODULE``, or by such a module for one."""
         self._fork(spares=False)
-        usual = subprocess.Popen
+        use, free = self._use, self._free
 
-        def started(command: Sequence[str], **options: Any) -> Any:
-            if module not in command or not self._free:
-                return usual(command, **options)
-            ends_with = getattr(options.get("preexec_fn"), "args", [0])[0]  # end_with_parent's
-            words = command[command.index(module) :]
-            environment = options.get("env") or os.environ
-            return _Spared(
-                self._use(options["pass_fds"], environment, module=words, ends_with=ends_with)
-            )
+        class Popen(subprocess.Popen[Any]):
+            def __new__(cls, *args: Any, **options: Any) -> Any:
+                command = args[0] if args else options["args"]
+                if not (free and isinstance(command, list | tuple) and {*modules} & {*command}):
+                    return super().__new__(cls)
+                ends_with = getattr(options.get("preexec_fn"), "args", [0])[0]  # end_with_parent's
+                words = command[command.index("-m") + 1 :]
+                environment = options.get("env") or os.environ
+                # Input and output too, which the parent may have changed since it forked.
+                files = [0, 1, 2, *options["pass_fds"]]
+                return _Spared(use(files, environment, module=words, ends_with=ends_with))
 
-        vars(subprocess)["Popen"] = started
+        vars(subprocess)["Popen"] = Popen
 
     def _fork(self, spares: bool) -> None:
         for _ in range(self.number):
@@ -358,7 +368,7 @@ class _Spared:
         deadline = time.monotonic() + timeout
         while (status := self.poll()) is None:
             if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired(_MEDIA_SERVER, timeout)
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
             time.sleep(0.01)
         return status
 
