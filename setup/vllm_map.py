@@ -178,7 +178,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     },
     "renderer, configuration without a device": {
         "frontend/processing/preprocessor.py": ("vllm.config", "vllm.renderers"),
-        "frontend/processing/renderer.py": ("vllm", "vllm.config", "vllm.envs", "vllm.renderers"),
+        "frontend/processing/renderer.py": ("vllm", "vllm.config", "vllm.renderers"),
     },
     "what is replaced on the renderer, on both sides": {
         "common/media/decoded_media.py": ("vllm.multimodal.media",),
