@@ -44,7 +44,10 @@ def main() -> None:
     if command in ("-h", "--help", "--version"):
         print(version_line() if command == "--version" else _HELP)
         sys.exit()
-    print(f"{_HELP}\nmmrouter: error: command {unknown(command, MODULES)}", file=sys.stderr)
+    kind, known = "command ", list(MODULES)
+    if command.startswith("-"):
+        kind, known = "", ["--help", "--version", "--completion"]
+    print(f"{_HELP}\nmmrouter: error: {kind}{unknown(command, known)}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -170,9 +170,7 @@ class Fleet:
         """Return the text to print once all are ready."""
         names = ", ".join(self._plan.workers)
         if not self._plan.frontends:
-            return (
-                f"Ready after {self.seconds} s: {names} serve frontends that look for their cards."
-            )
+            return f"Ready after {self.seconds} s: {names}. Frontends find workers by their cards."
         urls = [url_of(url) for url in self._plan.urls]
         said = [f"Ready at {url}, too." for url in urls[1:]]
         said += [f"Ready after {self.seconds} s at {urls[0]}. Try:", ""]

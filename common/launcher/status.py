@@ -23,6 +23,10 @@ _TIMEOUT_S: Final = 10.0
 _COLUMNS: Final = ("WORKER", "MODEL", "HEALTH", "RUNNING", "WAITING", "KV CACHE", "MEDIA", "VIA")
 
 
+class _Rank(msgspec.Struct):
+    busy: bool
+
+
 class _Worker(msgspec.Struct):
     """Fields of ``/mmrouter/workers`` that are printed."""
 
@@ -41,6 +45,7 @@ class _Worker(msgspec.Struct):
     waiting: int | None
     kv_usage: float | None
     media: int
+    ranks: list[_Rank]
 
     @property
     def health(self) -> str:
@@ -57,7 +62,9 @@ class _Worker(msgspec.Struct):
             return str(self.condition)
         if self.circuit != "closed":
             return f"ejected: {self.circuit_reason}" if self.circuit == "open" else "on trial"
-        return "healthy" if self.condition else "joining"
+        if not self.condition:
+            return "joining"
+        return "busy" if self.ranks and all(rank.busy for rank in self.ranks) else "healthy"
 
     @property
     def row(self) -> tuple[str, ...]:
@@ -79,14 +86,14 @@ class _Refused(msgspec.Struct):
 def show_status(argv: Sequence[str]) -> int:
     """Print the table. Return 0 if a worker is healthy, 1 if none is, 2 if no frontend answered."""
     found = _parsed(argv)
+    file = found.admin_key_file
     try:
-        file = found.admin_key_file
         keys = [] if file is None else read_lines(file, "the admin keys in")[0]
         asking = _Asking(found.url, next(iter(keys), None), found.ca_file)
         workers = asking.get("/mmrouter/workers", list[_Worker])
         refused = asking.get("/mmrouter/workers/refused", list[_Refused])
     except HTTPError as error:
-        print(_printable(f"{found.url} {_refusal(error)}"), file=sys.stderr)
+        print(_printable(f"{found.url} {_refusal(error, file)}"), file=sys.stderr)
         return 2
     except ConfigurationError as error:
         print(_printable(str(error)), file=sys.stderr)
@@ -102,11 +109,12 @@ def show_status(argv: Sequence[str]) -> int:
         return 2
     print(_table([_COLUMNS, *(each.row for each in workers)]) if workers else "no workers")
     for one in refused:
-        print(_printable(f"refused: {one.worker_id}: {one.reason}"))
+        reason = one.reason.removeprefix(f"worker {one.worker_id} refused: ")
+        print(_printable(f"refused: {one.worker_id}: {reason}"))
     for each in workers:
         if each.gone_at is not None:
             print(_printable(f"{each.health}: {each.worker_id}: {each.gone_reason}"))
-    return 0 if any(each.health == "healthy" for each in workers) else 1
+    return 0 if any(each.health in ("healthy", "busy") for each in workers) else 1
 
 
 def _parsed(argv: Sequence[str]) -> argparse.Namespace:
@@ -121,7 +129,7 @@ def _parsed(argv: Sequence[str]) -> argparse.Namespace:
         type=Path,
         default=os.environ.get("MMROUTER_ADMIN_KEY_FILE"),
         metavar="FILE",
-        help="its first key is shown; needed where the frontend has one",
+        help="file whose first key is sent; needed where the frontend has one",
     )
     parser.add_argument(
         "--ca-file", metavar="FILE", help="certificate that signed the frontend's, if not public"
@@ -129,7 +137,9 @@ def _parsed(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _refusal(error: HTTPError) -> str:
+def _refusal(error: HTTPError, file: Path | None) -> str:
+    if error.code in (401, 403) and file is not None:
+        return f"refuses the first key of {file}: it must be one of the frontend's --admin-key-file"
     if error.code in (401, 403):
         return "needs a key: name a file with an admin key by --admin-key-file"
     return f"answers {error.code}: {error.read(2000).decode(errors='replace')}"
@@ -148,7 +158,10 @@ class _Asking:
             raise ValueError("a URL starts with http:// or https://")
         self._url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        tls = ssl.create_default_context(cafile=ca_file)
+        try:
+            tls = ssl.create_default_context(cafile=ca_file)
+        except OSError as error:  # that of TLS is one
+            raise ConfigurationError(f"--ca-file={ca_file} can't be used: {error}") from error
         self._opener = build_opener(HTTPSHandler(context=tls), _NoRedirects())
 
     def get(self, path: str, kind: type[_Answer]) -> _Answer:

@@ -15,7 +15,7 @@ import pytest
 
 from common.launcher.status import show_status
 from tests.certificates import Authority
-from tests.unit.frontend.http.views import gone, view
+from tests.unit.frontend.http.views import gone, rank_view, view
 
 KEY = "the-key-of-admins"
 
@@ -40,6 +40,7 @@ def mmrouter(*words: str) -> subprocess.CompletedProcess[str]:
         (["up", "/no/such"], 2, "error: there is no directory /no/such"),
         (["--completion", "bash"], 0, "complete -F _mmrouter mmrouter"),
         (["fronted"], 2, "command fronted is unknown; did you mean frontend?"),
+        (["--versoin"], 2, "error: --versoin is unknown; did you mean --version?"),
     ],
 )
 def test_each_command_is_its_module(words: list[str], status: int, says: str) -> None:
@@ -100,10 +101,14 @@ def test_health_in_words(frontend: str, key_file: str, capsys: pytest.CaptureFix
         view("w5", drained=True),
         view("w6", condition=None),
         view("w7", state="draining", condition="serving"),
+        view("w10", condition="serving", ranks=[rank_view(busy=True)]),
+        view("w11", condition="serving", ranks=[rank_view(busy=True), rank_view(rank=1)]),
     ]
     Frontend.answers = {
         "/mmrouter/workers": [each.model_dump() for each in workers],
-        "/mmrouter/workers/refused": [{"worker_id": "w7", "reason": "another model"}],
+        "/mmrouter/workers/refused": [
+            {"worker_id": "w7", "reason": "worker w7 refused: another model"}
+        ],
     }
     assert show_status(["--url", frontend, "--admin-key-file", key_file]) == 0
     out = capsys.readouterr().out
@@ -111,7 +116,7 @@ def test_health_in_words(frontend: str, key_file: str, capsys: pytest.CaptureFix
     assert head.split()[:3] == ["WORKER", "MODEL", "HEALTH"]
     health = [
         "healthy", "asleep", "ejected: 3 failures", "on trial", "not connected",
-        "lost 3 min ago", "left 3 min ago", "drained", "joining", "leaving",
+        "lost 3 min ago", "left 3 min ago", "drained", "joining", "leaving", "busy", "healthy",
     ]  # fmt: skip
     for line, each in zip(lines, health, strict=False):
         assert each in line
@@ -146,6 +151,25 @@ def test_nobody_tells(
     assert show_status(["--url", url.format(frontend=frontend)]) == 2
     said = capsys.readouterr().err
     assert says in said and "\x1b" not in said
+
+
+def test_another_key_is_refused(
+    frontend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "keys").write_text("of-a-user\n")
+    assert show_status([f"--url={frontend}", f"--admin-key-file={tmp_path / 'keys'}"]) == 2
+    assert f"refuses the first key of {tmp_path / 'keys'}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [None, "junk"])
+def test_authorities_that_cannot_be_read(
+    tmp_path: Path, content: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "ca.pem"
+    if content is not None:
+        file.write_text(content)
+    assert show_status(["--url=https://127.0.0.1:9", f"--ca-file={file}"]) == 2
+    assert f"--ca-file={file} can't be used" in capsys.readouterr().err
 
 
 def test_a_certificate_that_is_not_trusted(
