@@ -189,4 +189,6 @@ class RenewedPublisher(CardPublisher):
                     said.add(str(error))
                     logger.warning("the lease of the card can't be renewed: %s", error)
             else:
-                said.clear()
+                if said:
+                    said.clear()
+                    logger.info("the lease of the card is renewed again")

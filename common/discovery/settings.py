@@ -33,7 +33,8 @@ def open_discovery(place: str) -> Discovery:
     ConfigurationError: the scheme is unknown, or its backend refuses the rest."""
     try:
         if "://" not in place:
-            if not place.strip() or "\0" in place:
+            scheme, colon, _ = place.partition(":")
+            if not place.strip() or "\0" in place or (colon and scheme in BACKENDS):
                 raise ConfigurationError("it names no directory")
             return FileDiscovery(Path(place))
         parts = urlsplit(place)

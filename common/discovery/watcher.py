@@ -189,7 +189,9 @@ class PollingWatcher(CardWatcher):
                     pause = backoff.next_s()
                 else:
                     backoff.reset()
-                    self._problems.clear()
+                    if self._problems:
+                        self._problems.clear()
+                        logger.info("cards can be read again")
                     pause = self._place.poll_s
                 while self._pending:
                     yield self._pending.popleft()

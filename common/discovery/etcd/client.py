@@ -237,6 +237,8 @@ class EtcdClient:
         if isinstance(error, grpc.aio.AioRpcError):
             late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             said = "" if late else _said(error)
+            if self._access.ca is None and "Socket closed" in said:
+                said += "; if its members use TLS, add ?ca=FILE"
         return DiscoveryError(f"etcd at {endpoint} can't be used: {said or 'no answer in time'}")
 
     def _next_member(self) -> None:

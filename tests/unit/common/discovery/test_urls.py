@@ -242,6 +242,7 @@ def test_a_form_is_a_url_of_its_backend(scheme: str) -> None:
     ("url", "why"),
     [
         ("zookeeper://host:2181/fleet", "no discovery has the scheme 'zookeeper'"),
+        ("etcd:/host/fleet", "names no directory"),
         ("etcd://host", "names no prefix"),
         ("etcd://host:2379/", "names no prefix"),
         ("etcd:///fleet", "'' is no HOST:PORT"),

@@ -91,7 +91,10 @@ async def test_a_member_of_three_is_killed(tmp_path: Path) -> None:
             assert await changes.next() == gone(other)
 
 
-async def test_etcd_is_killed_and_comes_back_with_its_data(member: EtcdMember) -> None:
+async def test_etcd_is_killed_and_comes_back_with_its_data(
+    member: EtcdMember, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     async with published(place(member)) as (publisher, changes):
         before = counted("listing"), counted("renewal")
         next_change = asyncio.create_task(changes.next())
@@ -102,6 +105,8 @@ async def test_etcd_is_killed_and_comes_back_with_its_data(member: EtcdMember) -
         member.start()
         await drain(publisher)
         assert await next_change == CardPresent(DRAINING)
+        assert "cards can be read again" in caplog.messages
+        await until(lambda: "the lease of the card is renewed again" in caplog.messages)
 
 
 async def test_etcd_comes_back_empty_and_all_cards_come_back(
@@ -467,6 +472,9 @@ async def test_tls_on_both_sides(authority: Authority, tmp_path: Path) -> None:
         ):
             with pytest.raises(DiscoveryError, match=r"etcd at"):
                 await EtcdDiscovery(bad, "/fleet").publisher().publish(make_card())
+        with pytest.raises(DiscoveryError, match=r"if its members use TLS, add \?ca=FILE"):
+            plain = EtcdAccess((member.endpoint,))
+            await EtcdDiscovery(plain, "/fleet").publisher().publish(make_card())
     finally:
         member.kill()
 
