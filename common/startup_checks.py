@@ -12,6 +12,7 @@ import ssl
 import sys
 import threading
 from collections.abc import Callable, Collection, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Final
 
@@ -51,11 +52,7 @@ def check_frontend(argv: Sequence[str], *, listens: bool) -> CommandLine:
     """Check a frontend's place for cards, key files and TLS files; its address, if it ``listens``
     itself. Raises MmRouterError."""
     line = _read(argv, FRONTEND, KeySettings)
-    keys = KeySettings.from_args(line.ours)
-    if keys.api_key_file is not None:
-        read_keys(keys.api_key_file)
-    if keys.admin_key_file is not None:
-        read_keys(keys.admin_key_file, "admin")
+    _check_keys(line)
     _check_tls(line)
     if listens and (uds := line.of_vllm("uds")) is not None:
         if not Path(uds).parent.is_dir() or Path(uds).is_dir():
@@ -101,6 +98,22 @@ def _read(argv: Sequence[str], names: Names, of_one: type[FlagSettings]) -> Comm
     check_place(DiscoverySettings.from_args(line.ours).open())
     ProcessSettings.from_args(line.ours).fleet_key()
     return line
+
+
+def _check_keys(line: CommandLine) -> None:
+    keys, process = KeySettings.from_args(line.ours), ProcessSettings.from_args(line.ours)
+    files = (keys.api_key_file, keys.admin_key_file, process.fleet_key_file)
+    found = [
+        (file, set(read_keys(file, what)[0]))
+        for file, what in zip(files, ("API", "admin", "fleet"), strict=True)
+        if file is not None
+    ]
+    for (one, its), (other, others) in combinations(found, 2):
+        if not its.isdisjoint(others):
+            raise ConfigurationError(
+                f"{one} and {other} hold the same key: users, admins and the fleet need keys of "
+                "their own"
+            )
 
 
 def _check_tls(line: CommandLine) -> None:

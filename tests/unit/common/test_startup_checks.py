@@ -105,6 +105,10 @@ def test_keys_that_are_there(tmp_path: Path) -> None:
     fleet_key.new(key)
     keys.write_text("sesame\n")
     check_frontend([f"--fleet-key-file={key}", f"--api-key-file={keys}"], listens=False)
+    with pytest.raises(ConfigurationError, match=f"{keys} and {keys} hold the same key"):
+        check_frontend([f"--api-key-file={keys}", f"--admin-key-file={keys}"], listens=False)
+    with pytest.raises(ConfigurationError, match=f"{key} and {key} hold the same key"):
+        check_frontend([f"--api-key-file={key}", f"--fleet-key-file={key}"], listens=False)
     keys.write_text("# none\n")
     with pytest.raises(ConfigurationError, match="holds no API key"):
         check_frontend([f"--api-key-file={keys}"], listens=False)
