@@ -45,6 +45,8 @@ def supervise() -> None:
     _end_descendants()
     remove_memory(worker)
     code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        print(f"mmrouter worker: killed by {signal.Signals(-code).name}", file=sys.stderr)
     sys.exit(code if code >= 0 else 128 - code)
 
 

@@ -73,11 +73,13 @@ class Frontend:
         try:
             async with asyncio.TaskGroup() as group:
                 delay = supervise("loop delay", measure_loop_delay)
+                stalls = supervise("event loop watchdog", watch_for_stalls)
                 history = supervise("history", shared.history.run)
                 refusals = supervise("refusals", self.tell_refused)
                 keys = supervise("key files", shared.args.access.follow)
                 tasks = (
                     group.create_task(delay, name="loop delay"),
+                    group.create_task(stalls, name="event loop watchdog"),
                     group.create_task(history, name="history"),
                     group.create_task(keys, name="key files"),
                     group.create_task(refusals, name="refusals"),
@@ -218,7 +220,7 @@ def main(run: Run = serve) -> None:
             enable_nvtx()
         prepare(args.process.otlp_traces_endpoint, "frontend")
         with exporting(args.process.otlp_traces_endpoint, f"{name} {secrets.token_hex(4)}"):
-            uvloop.run(_watched(run(args, siblings)))
+            uvloop.run(run(args, siblings))
     except MmRouterError as error:
         logger.error("%s", error)
         _exit_from_busy_threads(error.exit_status)
@@ -233,11 +235,3 @@ def _exit_from_busy_threads(status: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
-
-
-async def _watched(serving: Coroutine[None, None, None]) -> None:
-    watching = asyncio.create_task(supervise("event loop watchdog", watch_for_stalls))
-    try:
-        await serving
-    finally:
-        watching.cancel()

@@ -89,7 +89,7 @@ VLLMS_DEFAULTS: Final[dict[str, object]] = {
     "enable_prompt_tokens_details": True,  # cached tokens are what a router is for
     # Polled by probes, scrapers, launch scripts and the status page.
     "disable_access_log_for_endpoints": "/health,/livez,/ping,/metrics,/status,/mmrouter/workers,"
-    "/mmrouter/workers/refused,/mmrouter/events,/mmrouter/decisions,/mmrouter/history,/mmrouter/summary",
+    "/mmrouter/workers/metrics,/mmrouter/workers/refused,/mmrouter/events,/mmrouter/decisions,/mmrouter/history,/mmrouter/summary",
     "h11_max_incomplete_event_size": 64 << 10,
     "enable_flash_late_interaction": False,  # workers share no vectors of queries
 }

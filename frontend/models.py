@@ -212,7 +212,7 @@ class Models:
         self._ready.set()
         if not self._several:
             place = shared.args.discovery
-            with log_progress(f"waiting for the first worker's card in {place}", logger.info):
+            with log_progress(f"waiting for the first usable worker in {place}", logger.info):
                 await self._come.wait()
 
     async def forget_media(self) -> None:

@@ -128,8 +128,9 @@ class Reserved(logging.Filter):
         if record.exc_info and isinstance(record.exc_info[1], BaseException):
             chain = list(causes(record.exc_info[1]))
             if any(isinstance(error, MmRouterError) and error.status != 500 for error in chain):
-                # The client's fault or the fleet's, for which vLLM's streams log a trace of 22
-                # lines.
+                # The client's fault or the fleet's, for which vLLM's streams log an error with a
+                # trace of 22 lines.
+                record.levelno, record.levelname = logging.INFO, "INFO"
                 record.msg = f"{record.msg} ({', '.join(type(error).__name__ for error in chain)})"
             else:
                 record.exc_text = "".join(

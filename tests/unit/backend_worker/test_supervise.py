@@ -52,7 +52,9 @@ def test_the_status_is_the_workers(tmp_path: Path, status: int) -> None:
     assert start(tmp_path, f"exit {status}").wait(10) == status
 
 
-def test_a_killed_worker_takes_its_descendants_with_it(tmp_path: Path) -> None:
+def test_a_killed_worker_takes_its_descendants_with_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     # A grandchild in a session of its own, as an engine process may be.
     parent = start(
         tmp_path,
@@ -63,6 +65,7 @@ def test_a_killed_worker_takes_its_descendants_with_it(tmp_path: Path) -> None:
     os.kill(worker, signal.SIGKILL)
     assert parent.wait(10) == 128 + signal.SIGKILL
     assert not is_alive(engine)
+    assert "killed by SIGKILL" in capfd.readouterr().err
 
 
 def test_of_a_killed_worker_no_memory_is_left(tmp_path: Path) -> None:

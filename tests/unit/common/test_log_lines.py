@@ -232,6 +232,16 @@ def test_a_fault_of_clients_or_workers_in_a_stream_is_one_line(ours: type[MmRout
     assert (__file__ in text) == (ours is EngineFailedError)
 
 
+@pytest.mark.parametrize(("ours", "level"), [(NoWorkerError, "INFO"), (EngineFailedError, "ERROR")])
+def test_a_refused_stream_is_no_error(ours: type[MmRouterError], level: str) -> None:
+    error = ours("canary")
+    record = logging.LogRecord("vllm", logging.ERROR, "", 1, "failed", (), (ours, error, None))
+    token = current_request.set("4f1e")
+    Reserved().filter(record)
+    current_request.reset(token)
+    assert record.levelname == level
+
+
 def test_what_is_about_no_request_is_left_as_it_is() -> None:
     record = logging.LogRecord("vllm", logging.INFO, "", 1, "model %s", ("demo",), None)
     assert Reserved().filter(record)
