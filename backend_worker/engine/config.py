@@ -79,8 +79,9 @@ def with_our_defaults(args: AsyncEngineArgs, given: frozenset[str]) -> AsyncEngi
         # The frontend reads these paths too, perhaps from another working directory, and the
         # model's name enters every media hash.
         value = getattr(args, name)
-        if value not in (None, "auto", "vllm") and Path(value).is_dir():
-            setattr(args, name, str(Path(value).absolute()))
+        if value not in (None, "auto", "vllm") and (path := Path(value)).is_dir():
+            # One name for one directory: workers whose models have other names are refused.
+            setattr(args, name, str(path.resolve() if ".." in path.parts else path.absolute()))
     if "prefix_caching_hash_algo" not in given:
         args.prefix_caching_hash_algo = "sha256_cbor"
     # vLLM would start and stop this process's profiler in any thread: the second thread kills it.

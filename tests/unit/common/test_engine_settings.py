@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from transformers import Glm4MoeConfig, LlamaConfig
+from vllm import AsyncEngineArgs
 from vllm.model_executor.models import registry
 
 from backend_worker.args import parse
@@ -33,6 +34,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def models_inspected_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM starts a process for each class of a model that it has not seen: 10 s each."""
     monkeypatch.setattr(registry, "_run_in_subprocess", lambda inspect: inspect())
+
+
+def test_a_directory_has_one_name(model: Path) -> None:
+    args = AsyncEngineArgs(model=f"{model}/draft/../model")
+    assert with_our_defaults(args, frozenset()).model == str(model / "model")
 
 
 @pytest.mark.parametrize(
