@@ -68,6 +68,7 @@ _IMPORTED: Final = (
 )
 _SERVED_ASIDE: Final = ("--preprocess-workers=", "--trust-request-chat-template")
 _MEDIA: Final = "frontend.processing.child"
+_HUNGRY: Final = "tests.unit.frontend.processing.hungry_child"
 _BOUNDED: Final = ("frontend.bounded.structure_server", "frontend.bounded.template_server")
 _FRONTENDS: Final = ("frontend", "tests.fuzz_http.watched_frontend")
 _OF_TESTS: Final = (
@@ -229,7 +230,7 @@ def _run(start: Start) -> None:
     elif start.what == PLAIN_VLLM:
         spares.prepare()
     elif start.starts_others:
-        _Spares(_OF_TESTS).prepare_modules(_MEDIA, *_BOUNDED)
+        _Spares(_OF_TESTS).prepare_modules(_MEDIA, _HUNGRY, *_BOUNDED)
     elif any(each.startswith(_PROCESSES) for each in start.arguments):
         _Spares(_MEMBERS).prepare_modules("frontend")
     elif start.what in _FRONTENDS:

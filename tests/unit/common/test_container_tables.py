@@ -3,8 +3,6 @@
 import ctypes
 import io
 import struct
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from frontend.fetch.content import Content
 from frontend.fetch.decoders import decode
 from frontend.media_limits.policy import FetchPolicy, RefusedError
 from tests.clips import film, sound
+from tests.e2e.processes import run_python
 from tests.fakes.budget import anything
 from tests.hostile_films import (
     box,
@@ -132,8 +131,8 @@ def test_they_take_no_memory_whoever_opens_them() -> None:
         opens = textwrap.indent(opens, 12 * " ")
         script += WATCHED.format(opener=opener, imports=imports, opens=opens)
     script += f"sys.exit(any([os.wait()[1] for _ in range({len(OPENERS)})]))"
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr[-2000:]
+    ran = run_python("-c", script)
+    assert ran.returncode == 0, ran.stdout[-2000:]
 
 
 def test_no_piece_of_ffmpegs_memory_is_larger_than_a_medium() -> None:

@@ -1,7 +1,5 @@
 """Tensors of clients: what is read, and what costs no more than it has bytes."""
 
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from io import BytesIO
@@ -13,6 +11,7 @@ from vllm.multimodal.media import AudioEmbeddingMediaIO, ImageEmbeddingMediaIO
 
 from common.media.decoder_guard import guard_decoders
 from common.media.tensor_files import MAX_RECORDS, TensorFileError, load
+from tests.e2e.processes import run_python
 
 
 def saved(value: object, **options: bool) -> bytes:
@@ -110,10 +109,8 @@ for data in files:
         pass
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - had)
 """
-    told = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert int(told.stdout) < 64 << 10, "KiB"
+    told = run_python("-c", program)
+    assert told.returncode == 0 and int(told.stdout.splitlines()[-1]) < 64 << 10, "KiB"
 
 
 @pytest.mark.parametrize(

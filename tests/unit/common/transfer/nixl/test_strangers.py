@@ -275,12 +275,7 @@ async def test_a_checksum_is_computed_once_for_an_item(
     again.release()
 
 
-@pytest.mark.parametrize("network", [THIS_HOST, TCP], ids=["this host", "tcp"])
-async def test_a_reading_process_that_is_killed_comes_back(
-    make_ends: MakeEnds, network: NixlNetwork
-) -> None:
-    ends = make_ends(network)
-    await ends.receiver.attach(ends.offer)
+async def test_a_reading_process_that_is_killed_comes_back(ends: Ends) -> None:
     metadata = ends.send(7)
     pid = ends.receiver._reading.pid
     assert pid is not None
