@@ -58,6 +58,7 @@ class Batch:
             one; raises OverloadedError if there is no room.
         logprobs: log probabilities that its calls asked for.
         repeated: tokens of prompts that its calls repeat for several choices.
+        accepted: whether a worker got one of its calls: then none is refused for busy workers.
     """
 
     tenant: Tenant
@@ -66,6 +67,7 @@ class Batch:
     keep: Callable[[int], None] = lambda nbytes: None
     logprobs: int = 0
     repeated: int = 0
+    accepted: bool = False
 
 
 def batch_of_request() -> Batch:
@@ -82,8 +84,9 @@ class CallGate:
     """Starts the calls of one model.
 
     A request's only call of a few choices starts at once. Bulk calls, which are all others, start
-    while :data:`BULK_SHARE` of the slots and :data:`BULK_TOKENS` have room, or if no other one
-    runs; first those of the API key, then of the request, of which least runs.
+    while a worker is not busy, and :data:`BULK_SHARE` of the slots and :data:`BULK_TOKENS` have
+    room, or if no other one runs; first those of the API key, then of the request, of which least
+    runs.
     """
 
     def __init__(self, slots: Callable[[], Slots], most: int) -> None:
@@ -175,7 +178,7 @@ class CallGate:
         while ready := [batch for batch in self._waiting if _has_room(batch, most)]:
             batch = min(ready, key=self._usage)
             size, started = batch.waiting[0]
-            if self._bulk and (size.choices > room or size.tokens > tokens):
+            if self._bulk and (slots.busy or size.choices > room or size.tokens > tokens):
                 return
             batch.waiting.popleft()
             if not batch.waiting:

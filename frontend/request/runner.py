@@ -39,6 +39,7 @@ from common.transfer.base import MediaHandle
 from common.vllm_compat import text_streams
 from frontend.processing import MediaItem, ProcessedPrompt
 from frontend.request.answer_limits import check_choices, check_logprobs, check_structure
+from frontend.request.call_gate import batch_of_request
 from frontend.request.deadlines import Deadlines
 from frontend.request.retry import DEADLY, DEADLY_TENSORS, Attempts, RetryBudget, failure
 from frontend.request.settings import FaultSettings
@@ -311,10 +312,11 @@ class RequestRunner:
         """Step 3. The worker with the lowest cost, among those that did not fail on it.
 
         A request that lost its worker waits for another one, and for the retry budget, since it was
-        accepted once.
+        accepted once. So was a request of which a worker got another call.
         """
         now = asyncio.get_running_loop().time
-        accepted = state.attempts.count > 0
+        batch = batch_of_request()
+        accepted = state.attempts.count > 0 or batch.accepted
         patience = now() + state.attempts.patience_s()
         while True:
             arrival = self._workers.arrival
@@ -323,7 +325,9 @@ class RequestRunner:
                 self._workers.check_available()
                 state.attempts.pay()
                 with stage("select"):
-                    return self._router.route(routing, exclude=failed, accepted=accepted)
+                    decision = self._router.route(routing, exclude=failed, accepted=accepted)
+                batch.accepted = True
+                return decision
             except RetryBudgetError as error:
                 if self._workers.closed or now() >= patience:
                     raise

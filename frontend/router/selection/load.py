@@ -38,12 +38,14 @@ class Slots(NamedTuple):
         largest: those of the target that has most.
         others: those of other frontends, as last reported.
         tokens: prompt tokens in flight with which all targets are busy.
+        busy: whether all targets are.
     """
 
     total: int
     largest: int
     others: int
     tokens: int
+    busy: bool = False
 
 
 class BusyThresholds(NamedTuple):
@@ -192,6 +194,7 @@ class LoadTracker:
             max(sizes, default=0),
             sum(report.others_active for report in self._reports.values()),
             sum(min(tokens or _UNLIMITED, most) for tokens, _ in capacities),
+            len(self._busy) == len(self._own) > 0,
         )
 
     def kv_cache(self, target: Target) -> tuple[int, float]:

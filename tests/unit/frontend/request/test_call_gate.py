@@ -72,6 +72,18 @@ async def test_prompts_of_one_request_leave_slots_and_single_calls_start_at_once
     assert lab.begun["many"] == 100
 
 
+async def test_prompts_of_one_request_wait_while_all_workers_are_busy() -> None:
+    lab = Lab(slots=16)
+    lab.slots = lab.slots._replace(busy=True)
+    many = lab.request("many", calls=5)
+    single = lab.request("single")
+    await lab.rest()
+    assert lab.begun == {"many": 2, "single": 1}  # its first, and the only one in bulk
+    lab.slots = lab.slots._replace(busy=False)
+    await lab.finish(many, single)
+    assert lab.begun["many"] == 5
+
+
 async def test_a_few_choices_of_one_prompt_start_at_once() -> None:
     """`n: 2` waited for 27 seconds beside one stream of 300 prompts."""
     lab = Lab(slots=16)

@@ -48,6 +48,7 @@ from frontend.router.hashing import LoraKey
 from frontend.router.inputs import RoutingRequest
 from frontend.workers import link as worker_link
 from tests.fakes.model import ScriptedModel
+from tests.fakes.reports import rank_report
 from tests.fakes.request_lab import ANSWER, Lab, Script
 from tests.waiting import until
 
@@ -220,6 +221,18 @@ async def test_a_request_that_lost_all_workers_waits_for_one(lab: Lab, name: str
     outputs = await asking
     assert text(outputs) == ANSWER and ids(outputs) == lab.model.answer
     assert [asked for asked, _ in lab.asked][2:] == [name]
+
+
+async def test_further_calls_of_a_request_are_not_refused_for_busy_workers(lab: Lab) -> None:
+    """300 prompts of 700 tokens, alone on a worker, got 503 once they filled its cache."""
+    begin()
+    await lab.ask(name="first prompt")
+    for name in lab.engines:
+        lab.router.load.reported(WorkerId(name), [rank_report(active=1, kv_usage=1.0)])
+    assert (await lab.ask(name="second prompt"))[-1].finished
+    begin()
+    with pytest.raises(VLLMError, match="every worker is busy"):
+        await lab.ask(name="another request")
 
 
 async def test_a_worker_that_was_busy_is_asked_again(lab: Lab) -> None:
