@@ -34,6 +34,8 @@ from tests.fakes.engine import never, output
 from tests.fakes.plane import Plane, collect, media, open_plane
 from tests.waiting import until
 
+WITHOUT_MEDIA = pytest.mark.parametrize("plane", ["inline"], indirect=True)
+
 
 @pytest.fixture(params=["shm", "nixl", "inline"])
 async def plane(request: pytest.FixtureRequest) -> AsyncIterator[Plane]:
@@ -41,6 +43,7 @@ async def plane(request: pytest.FixtureRequest) -> AsyncIterator[Plane]:
         yield plane
 
 
+@WITHOUT_MEDIA
 async def test_a_text_request_is_acked_and_streams(plane: Plane) -> None:
     ack, first, last = await collect(plane.dispatch())
     assert ack == Ack(RequestId("r"), [])
@@ -201,6 +204,7 @@ async def test_a_worker_that_goes_away_loses_its_requests_and_returns_the_handle
         assert plane.leases() == 0
 
 
+@WITHOUT_MEDIA
 async def test_a_request_is_blamed_for_a_death_only_if_the_worker_lived_when_it_came(
     plane: Plane,
 ) -> None:
@@ -224,12 +228,14 @@ async def test_a_request_is_blamed_for_a_death_only_if_the_worker_lived_when_it_
         assert caught.value.may_be_deadly is deadly
 
 
+@WITHOUT_MEDIA
 async def test_a_worker_takes_nothing_more_once_its_engine_died(plane: Plane) -> None:
     plane.engine.errored = True
     failed = (await collect(plane.dispatch()))[-1]
     assert isinstance(failed, Failed) and failed.kind is FailureKind.BUSY
 
 
+@WITHOUT_MEDIA
 async def test_a_frontend_that_leaves_ends_its_requests_on_the_worker(plane: Plane) -> None:
     plane.engine.script = never
     waiting = asyncio.ensure_future(anext(plane.dispatch()))
@@ -268,12 +274,14 @@ async def test_a_worker_stops_by_itself_what_is_late(plane: Plane) -> None:
         assert plane.leases() == 0
 
 
+@WITHOUT_MEDIA
 async def test_the_worker_says_how_busy_it_is(plane: Plane) -> None:
     await until(lambda: bool(plane.statuses))
     (rank,) = plane.statuses[-1].ranks
     assert (rank.rank, rank.running, rank.others_active) == (0, 0, 0)
 
 
+@WITHOUT_MEDIA
 async def test_another_incarnation_at_the_address_is_not_our_worker(plane: Plane) -> None:
     card = make_card(request_endpoint=plane.service.endpoint, incarnation="other")
     link = WorkerLink(card, plane.context, Incarnation("f2"), plane.statuses.append)
@@ -281,6 +289,7 @@ async def test_another_incarnation_at_the_address_is_not_our_worker(plane: Plane
         await link.open(plane.media_sender.offer())
 
 
+@WITHOUT_MEDIA
 async def test_nonsense_on_the_port_changes_nothing(plane: Plane) -> None:
     stranger = plane.context.socket(zmq.DEALER)
     stranger.connect(plane.service.endpoint)

@@ -134,28 +134,28 @@ async def test_a_mode_wants_what_there_is_in_the_order_in_which_it_is_tried(
         assert sorted(wanted(mode), key=receiving.index) == list(wanted(mode))
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        torch.randn(300, 40),
-        torch.randn(300, 40).bfloat16(),
-        torch.randn(300, 40).T,
-        torch.zeros(0, 5),
-        torch.tensor(7),
-        [torch.randn(100), [torch.randn(3), torch.randn(200)]],
-        [],
-        2.5,
-        None,
-    ],
-    ids=["float32", "bfloat16", "transposed", "empty", "scalar", "nested", "list", "float", "none"],
-)
-async def test_items_arrive_as_they_were(ends: Ends, data: object) -> None:
-    item = MultiModalKwargsItem({"x": MultiModalFieldElem(data=data, field=SHARED)})
-    handle = ends.sender.send(image_hash(1), item)
-    assert handle.metadata.mm_hash == image_hash(1)
-    with await ends.carry(handle) as received:
-        assert received.mm_hash == image_hash(1)
-        assert same(received.item, item)
+DATA: dict[str, object] = {
+    "float32": torch.randn(300, 40),
+    "bfloat16": torch.randn(300, 40).bfloat16(),
+    "transposed": torch.randn(300, 40).T,
+    "empty": torch.zeros(0, 5),
+    "scalar": torch.tensor(7),
+    "nested": [torch.randn(100), [torch.randn(3), torch.randn(200)]],
+    "list": [],
+    "float": 2.5,
+    "none": None,
+}
+
+
+async def test_items_arrive_as_they_were(ends: Ends, subtests: pytest.Subtests) -> None:
+    for number, (name, data) in enumerate(DATA.items()):
+        with subtests.test(name):
+            item = MultiModalKwargsItem({"x": MultiModalFieldElem(data=data, field=SHARED)})
+            with ends.sender.send(image_hash(number), item) as handle:
+                assert handle.metadata.mm_hash == image_hash(number)
+                with await ends.carry(handle) as received:
+                    assert received.mm_hash == image_hash(number)
+                    assert same(received.item, item)
 
 
 async def test_an_item_without_fields(ends: Ends) -> None:
