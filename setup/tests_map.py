@@ -28,7 +28,6 @@ THROUGH: Final[Mapping[str, str]] = {
             "fleet",
             "frontend_access",
             "sweeper",
-            "what_to_paste",
         )
     },
     "frontend/door.py": "frontend/http/test_error_shapes.py",

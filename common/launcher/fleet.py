@@ -11,11 +11,10 @@ from typing import Final
 
 from common.aio.processes import end_with_parent, python_command
 from common.errors import MmRouterError
-from common.launcher.frontend_access import url_of
+from common.launcher.frontend_access import tries, url_of
 from common.launcher.options import Plan
 from common.launcher.readiness import Place, awaited, cannot_serve, last_of
 from common.launcher.sweeper import Sweeper
-from common.launcher.what_to_paste import tries
 
 STOPPED_BY: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 """Blocked while the fleet runs, so that a signal is taken where it is waited for."""
