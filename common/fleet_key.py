@@ -114,7 +114,7 @@ def main() -> None:
         prog="mmrouter fleet-key",
         description="Make the key that encrypts and authenticates traffic within a fleet.",
     )
-    commands = parser.add_subparsers(required=True)
+    commands = parser.add_subparsers(required=True, metavar="new PATH")
     commands.add_parser("new", help="make a key").add_argument("path", type=Path)
     path: Path = parser.parse_args().path
     try:

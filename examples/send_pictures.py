@@ -2,8 +2,6 @@
 
     python examples/send_pictures.py [--url http://127.0.0.1:8000] [--stream] [--html FILE]
 
-OPENAI_API_KEY is the API key, where one is needed, and --cacert the certificate to trust.
-
 The first picture is sent twice, then another one: the second request should find the same worker,
 tokens in its cache and no tensor bytes to move. ``--html`` writes a page with the pictures beside
 the worker that answered, for a browser.
@@ -139,13 +137,16 @@ def run(url: str, stream: bool, size: int, to: Path | None, certificate: Path | 
         known = ("-" if figure is None else str(figure) for figure in figures)
         rows.append((title, *known, f"{answer.seconds:.2f}", answer.text[:32]))
     print(table(rows))
+    if all(row[1] == "-" for row in rows[1:]):
+        print("Workers and caches are for admins: see /mmrouter/decisions with an admin key.")
     if to is not None:
         to.write_text(page(rows, [pictures for _, pictures in requests]))
         print(f"{to} shows the pictures")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    key = "OPENAI_API_KEY is the API key, where one is needed."
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog=key)
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--stream", action="store_true", help="show the answers as they come")
     parser.add_argument("--size", type=int, default=448, help="pixels a side of each picture")

@@ -35,6 +35,7 @@ def mmrouter(*words: str) -> subprocess.CompletedProcess[str]:
         (["worker", "model", "--max-model-le=1"], 2, "did you mean --max-model-len?"),
         (["doctor", "--prot=1"], 2, "did you mean --port?"),
         (["fleet-key", "--help"], 0, "Make the key"),
+        (["fleet-key"], 2, "arguments are required: new PATH"),
         (["status", "--help"], 0, "--admin-key-file FILE"),
         (["up", "--help"], 0, "usage: mmrouter up [MODEL]"),
         (["up", "/no/such"], 2, "error: there is no directory /no/such"),

@@ -483,7 +483,7 @@ function drawEvents(events) {
     state: [one, Math.floor((now() - one.at) / 10)],
     draw: () => row(table, [
       `${clock(one.at)}, ${duration(now() - one.at)} ago`, one.worker_id,
-      make("span", one.what === "removed" ? "left" : one.what, EVENT_KINDS[one.what] || "quiet"),
+      make("span", one.what, EVENT_KINDS[one.what] || "quiet"),
       one.reason + (one.processes[0] === undefined ? "" : ` (process ${one.processes.join(", ")})`),
     ]),
   })));
