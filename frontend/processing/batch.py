@@ -11,6 +11,7 @@ from vllm.multimodal.processing import BaseMultiModalProcessor, ProcessorInputs,
 from vllm.multimodal.processing.processor import ResolvedPromptUpdate
 from vllm.utils.torch_utils import set_default_torch_num_threads
 
+from common.errors import RequestRejectedError
 from common.identity import MmHash
 from common.media.cache_partition import SHARED, Partition, hash_within
 from common.observability.log_lines import current_request
@@ -116,9 +117,29 @@ def process(processor: Processor, batch: Batch, decoded: Sequence[Any]) -> list[
     """Run the HF processor, in several runs for large media: tens of milliseconds per megapixel.
 
     ``decoded`` are the batch's media from their ``media_io``. Raises RefusedError or ValueError if
-    the processor refuses them.
+    the processor refuses them, RequestRejectedError if one alone is longer than a prompt: before
+    its tensors, gigabytes maybe, take the place of others'.
     """
-    return [made for some in _runs(decoded) for made in _run(processor, batch, some)]
+    processed = [made for some in _runs(decoded) for made in _run(processor, batch, some)]
+    most = longest_prompt(processor)
+    for each in processed:
+        check_tokens(each.prompt_tokens, most)
+    return processed
+
+
+def longest_prompt(processor: Processor) -> int | None:
+    """Return the most tokens of a prompt, None if media take none of it, as of Whisper."""
+    config = processor.info.ctx.model_config
+    return None if config.is_encoder_decoder else config.max_model_len
+
+
+def check_tokens(tokens: int, most: int | None) -> None:
+    """Raise RequestRejectedError if media have more tokens than a prompt."""
+    if most is not None and tokens > most:
+        raise RequestRejectedError(
+            f"the maximum context length is {most} tokens, and media of this request have "
+            f"{tokens} at least: send fewer, or shorter ones"
+        )
 
 
 def _runs(decoded: Sequence[Any]) -> Iterator[Sequence[Any]]:

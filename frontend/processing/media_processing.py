@@ -22,7 +22,7 @@ from common.vllm_compat.renderer_patches import HfProcessorRuns
 from frontend.asgi import as_vllm_error
 from frontend.fetch import MISLED_DECODER_ERRORS, DeferredMedium, arrived
 from frontend.processing.backends import Backend, Decodes
-from frontend.processing.batch import MediaOptions, Processed, may_defer
+from frontend.processing.batch import MediaOptions, Processed, longest_prompt, may_defer
 from frontend.processing.client_tensors import HashedItems
 from frontend.processing.errors import (
     MissingPackageError,
@@ -84,10 +84,7 @@ class MediaProcessing:
         self._sources = sources
         self._waiting = 0
         self._named = NamedMedia(store)
-        config = renderer.model_config
-        # Media of encoder-decoder models (Whisper) take no place in the prompt.
-        longest = None if config.is_encoder_decoder else config.max_model_len
-        self._once = ProcessedOnce(store, backend, longest)
+        self._once = ProcessedOnce(store, backend, longest_prompt(renderer.get_mm_processor()))
         self._by_renderer = RendererProcessing(renderer, store)
         self.hashed = HashedItems()
         """The items of all rendered prompts that are still about."""

@@ -23,7 +23,7 @@ from vllm.exceptions import VLLMClientError
 
 from common.aio.cleanup import Released
 from common.aio.supervised import stop_tasks
-from common.errors import MmRouterError, OverloadedError, RequestRejectedError
+from common.errors import MmRouterError, OverloadedError
 from common.identity import MmHash
 from common.lru import Lru
 from common.media.cache_partition import Partition
@@ -33,7 +33,7 @@ from common.transfer.shared_arena import key_name
 from frontend.fetch import MISLED_DECODER_ERRORS, for_user
 from frontend.media_limits import MediaError, RequestLimitError
 from frontend.processing.backends import Backend
-from frontend.processing.batch import Batch, MediaOptions, Processed
+from frontend.processing.batch import Batch, MediaOptions, Processed, check_tokens
 from frontend.processing.errors import AbandonedError
 from frontend.processing.prompt_media import Shown
 from frontend.processing.store import ArenaStore, ProcessedStore
@@ -236,8 +236,7 @@ class ProcessedOnce:
         def count(key: Hashable, processed: Processed) -> Processed:
             nonlocal tokens
             tokens += times[key] * processed.prompt_tokens
-            if self._max_tokens is not None and tokens > self._max_tokens:
-                raise _too_long(tokens, self._max_tokens)
+            check_tokens(tokens, self._max_tokens)
             return processed
 
         found: dict[Hashable, Processed] = {}
@@ -296,13 +295,6 @@ they are too many for a prompt, those after it are not begun."""
 
 _AHEAD = 2
 """Batches of a request decoded, or in decoding, beyond those that are processed."""
-
-
-def _too_long(tokens: int, max_tokens: int) -> RequestRejectedError:
-    return RequestRejectedError(
-        f"the maximum context length is {max_tokens} tokens, and media of this request have "
-        f"{tokens} at least: send fewer, or shorter ones"
-    )
 
 
 def _spread(shown: Sequence[Shown], width: int) -> Iterator[list[Shown]]:

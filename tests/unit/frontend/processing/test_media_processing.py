@@ -229,6 +229,19 @@ async def test_a_long_document_is_processed_in_parts(
     assert_equal(result, by_vllm(vllm_renderer, *pages))
 
 
+async def test_a_medium_longer_than_a_prompt_takes_the_place_of_no_other(
+    card: WorkerCard, arena: Arena, our_renderer: BaseRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tensors of a film of 460 KB had 1.8 GB."""
+    monkeypatch.setattr(our_renderer.model_config, "max_model_len", 15)
+    setting = Setting(our_renderer, arena)
+    with pytest.raises(VLLMValidationError, match="maximum context length is 15 tokens"):
+        await setting.show(image("a page"))
+    assert arena.statistics().writes == 0
+    await setting.processing.close()
+    await setting.loader.close()
+
+
 async def test_large_media_of_a_batch_are_processed_one_by_one(
     setting: Setting, vllm_renderer: BaseRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
