@@ -8,10 +8,8 @@ each other, as those of a benchmark do that fills a small GPU.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, TypeAlias
-
-from vllm.outputs import CompletionOutput
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from common.errors import RequestRejectedError
 from common.identity import Target
@@ -36,6 +34,14 @@ LOOK_S: Final = 0.25
 
 Client: TypeAlias = tuple[Tenant, str]
 """An API key, and the address of a host or proxy."""
+
+
+class NewTokens(Protocol):
+    """What the counting reads of vLLM's ``CompletionOutput``."""
+
+    index: int
+    token_ids: Sequence[int]
+    finish_reason: str | None
 
 
 class Asker(NamedTuple):
@@ -126,7 +132,7 @@ class GrowingAnswer:
     def end(self) -> None:
         self._crowding.ended(self)
 
-    def grow(self, outputs: Sequence[CompletionOutput]) -> None:
+    def grow(self, outputs: Iterable[NewTokens]) -> None:
         """Count an output. Raises RequestRejectedError if others wait for the room it takes."""
         self.waits_since = None
         for one in outputs:
