@@ -101,8 +101,7 @@ limits gets 400 with the name of the field. The flag `--max-body-mb` bounds its 
 | choices: `n` times prompts, conversations, or items to score | `--max-choices` |
 | choices of one prompt (`n`) | half of the largest worker's `--max-num-seqs`, at least \
 {few_choices} |
-| KV cache of a worker that the answers of several choices or prompts fill while other requests \
-wait | half |
+| KV cache of a worker that more than 16 answers of a request fill while other clients wait | half |
 | `label_token_ids` times `items` | {labels} |
 | tokens of all inputs to pool or score, where a query counts with each document or item | \
 {tokens} for each of `--max-pooling-inputs`, and at least 1,048,576 |
