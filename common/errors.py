@@ -30,7 +30,7 @@ class MmRouterError(Exception):
     Attributes:
         status: HTTP status of the response.
         retryable: whether another worker may succeed where this one failed.
-        blames_worker: whether it counts against the worker that it came from.
+        blame: what counts against the worker that it came from, in words; empty if nothing does.
         may_be_deadly: whether the request may have killed an engine.
         exit_status: of a process that ends with it.
     """
@@ -38,7 +38,7 @@ class MmRouterError(Exception):
     exit_status: ClassVar[int] = 1
     status: ClassVar[HTTPStatus] = HTTPStatus.INTERNAL_SERVER_ERROR
     retryable: ClassVar[bool] = False
-    blames_worker: ClassVar[bool] = False
+    blame: ClassVar[str] = ""
     may_be_deadly: ClassVar[bool] = False
 
 
@@ -173,27 +173,32 @@ class WorkerLostError(MmRouterError):
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     retryable = True
-    blames_worker = True
+    blame = "link lost"
 
 
 class WorkerDiedError(WorkerLostError):
     """The worker vanished without a message while it had the request."""
 
+    blame = "died"
     may_be_deadly = True
 
 
 class WorkerLeftError(WorkerLostError):
     """The worker announced the end of its session."""
 
-    blames_worker = False
+    blame = ""
 
 
 class WorkerGarbledError(WorkerLostError):
     """The worker sent an undecodable message."""
 
+    blame = "undecodable message"
+
 
 class WorkerStalledError(WorkerLostError):
     """The worker is connected, but has answered none of its requests for long."""
+
+    blame = "stalled"
 
 
 class SlowClientError(MmRouterError):
@@ -206,7 +211,7 @@ class OutputTimeoutError(WorkerLostError):
     """The worker is alive but sent no output of this request for too long."""
 
     status = HTTPStatus.GATEWAY_TIMEOUT
-    blames_worker = False  # the request may have waited in its queue
+    blame = ""  # the request may have waited in its queue
 
 
 class DeadlineExceededError(MmRouterError):
@@ -300,12 +305,13 @@ class RequestRejectedError(MmRouterError):
 class EngineFailedError(MmRouterError):
     """The worker's engine failed on this request."""
 
-    blames_worker = True
+    blame = "engine failed"
 
 
 class EngineGoneError(EngineFailedError):
     """The worker's engine is dead; the worker can't serve any more."""
 
+    blame = "engine died"
     status = HTTPStatus.SERVICE_UNAVAILABLE
     retryable = True
     may_be_deadly = True
@@ -363,4 +369,4 @@ class MediaMissingError(TransferError):
 class MediaUnavailableError(TransferError):
     """No attempt could give a media item to the engine."""
 
-    blames_worker = True
+    blame = "media unavailable"

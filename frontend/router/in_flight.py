@@ -140,8 +140,8 @@ class InFlight:
         here.
         """
         worker_id, run = decision.worker_id, decision.incarnation
-        if error.blames_worker and self._roster.has(worker_id, run):
-            self._ejection.failed(worker_id, run, type(error).__name__)
+        if error.blame and self._roster.has(worker_id, run):
+            self._ejection.failed(worker_id, run, error.blame)
 
     def _predict(
         self,

@@ -309,9 +309,9 @@ class Serving:
             logger.warning("%s", lost)
             note(What.LOST, worker_id, str(lost))
         member.gone = member.departure(reason, left=left)
-        if lost.blames_worker and self._members.serves(member):
+        if lost.blame and self._members.serves(member):
             run = member.run
-            self._router.ejection.eject(run.worker_id, run.incarnation, type(lost).__name__)
+            self._router.ejection.eject(run.worker_id, run.incarnation, lost.blame)
 
 
 def _routable(card: WorkerCard) -> RoutableWorker:
