@@ -6,7 +6,7 @@ import sys
 from functools import partial
 
 from common.cli.command_line import FRONTEND
-from common.cli.known_flags import leave_early
+from common.cli.known_flags import DOCTOR, leave_early
 from common.startup_checks import check_frontend, leave_if_wrong
 from common.vllm_compat.preflight import use_cpu_only
 
@@ -32,7 +32,8 @@ def main() -> None:
     from frontend.processes import MEMBER, run_processes
 
     if MEMBER not in os.environ:  # the processes of one frontend share what their parent checked
-        leave_if_wrong("mmrouter frontend", partial(check_frontend, argv, listens=not only_checks))
+        prog = DOCTOR if only_checks else "mmrouter frontend"
+        leave_if_wrong(prog, partial(check_frontend, argv, listens=not only_checks))
     if only_checks:
         sys.exit(_check(argv))
 

@@ -150,10 +150,10 @@ class FrontendArgs:
         )
 
 
-def parse(argv: list[str]) -> FrontendArgs:
+def parse(argv: list[str], prog: str = PROG) -> FrontendArgs:
     """Parse the command line; exit with status 2 and a message if it is wrong."""
     parser = argparse.ArgumentParser(
-        prog=PROG, usage="%(prog)s [flags]", description=ABOUT, allow_abbrev=False
+        prog=prog, usage="%(prog)s [flags]", description=ABOUT, allow_abbrev=False
     )
     try:
         line = read_command_line(parser, GROUPS, FRONTEND, argv)

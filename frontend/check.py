@@ -15,7 +15,7 @@ import torch
 from vllm import platforms
 from vllm.multimodal.audio import AudioResampler
 
-from common.cli.known_flags import version_line
+from common.cli.known_flags import DOCTOR, version_line
 from common.transfer.arena import SHARED_MEMORY
 from common.transfer.nixl_processes import nixl_installed
 from common.transfer.pages import container_memory
@@ -45,7 +45,7 @@ class Report:
 
 def run(argv: list[str]) -> int:
     """Print the report for these flags; return 1 if the frontend can't serve, else 0."""
-    report = inspect_machine(parse(argv))
+    report = inspect_machine(parse(argv, DOCTOR))
     print(report.text())
     return 1 if report.faults else 0
 

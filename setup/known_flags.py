@@ -17,9 +17,9 @@ from common.vllm_compat.preflight import use_cpu_only
 
 # Flags that people need first, in the order of the help.
 _FRONTEND_FIRST: Final = (
-    "--host", "--port", "--discovery", "--fleet-key-file", "--api-key-file",
-    "--ssl-certfile", "--ssl-keyfile", "--router-mode", "--processes", "--enable-auto-tool-choice",
-    "--tool-call-parser",
+    "--host", "--port", "--discovery", "--fleet-key-file", "--api-key-file", "--admin-key-file",
+    "--ssl-certfile", "--ssl-keyfile", "--router-mode", "--processes",
+    "--enable-auto-tool-choice", "--tool-call-parser",
 )  # fmt: skip
 _WORKER_FIRST: Final = (
     "--served-model-name", "--max-model-len", "--gpu-memory-utilization",

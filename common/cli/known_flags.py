@@ -6,6 +6,7 @@ completion in one per shell, made by ``setup/known_flags.py``.
 
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, entry_points, version
@@ -22,6 +23,9 @@ from common.errors import ConfigurationError
 from common.extensions import ROUTER_MODES, names_of
 
 _PLUGINS: Final = "vllm.general_plugins"
+
+DOCTOR: Final = "mmrouter doctor"
+"""How people call a frontend's ``--check``."""
 
 SHELLS: Final = ("bash", "zsh", "fish")
 """Shells with completion by TAB."""
@@ -80,6 +84,13 @@ class KnownFlags(msgspec.Struct, frozen=True):
             return msgspec.json.decode(table_file(command, "json").read_bytes(), type=cls)
         except FileNotFoundError:
             return None
+
+    def called(self, prog: str, about: str) -> Self:
+        """Return the same flags for another command that takes them."""
+        usage = f"usage: {prog} [flags]\n\n{about}\n\n"
+        texts = (text.split("\n\n", 2)[2] for text in (self.help, self.help_all))
+        brief, whole = (usage + text for text in texts)
+        return msgspec.structs.replace(self, prog=prog, help=brief, help_all=whole)
 
     def check(self, argv: Sequence[str], names: Names, environ: Mapping[str, str]) -> None:
         """Raise ConfigurationError for an unknown flag or key, or a value outside its choices or
@@ -176,6 +187,8 @@ def leave_early(argv: Sequence[str], command: str, names: Names) -> None:
     known = KnownFlags.of(command)
     if known is None:
         return  # unknown version: the parsers report errors
+    if "--check" in argv:
+        known = known.called(DOCTOR, "Says what a frontend with these flags could serve here.")
     try:
         _answer(argv, known)
         known.check(argv, names, os.environ)
@@ -221,6 +234,7 @@ def print_completion(shells: Sequence[str]) -> NoReturn:
 
 
 def _print(text: str) -> NoReturn:
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # or `--help=all | head` ends in a traceback
     print(text)
     sys.exit()
 

@@ -10,6 +10,7 @@ can't even make its argument parser.
 
 import difflib
 import json
+import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -36,6 +37,8 @@ def use_cpu_only() -> None:
     Prompts, media and hashes are the same as on a worker's GPU: platform-dependent settings are on
     the worker's card, and the frontend compares its configuration with the card."""
     os.environ.update(CPU_ONLY)
+    # vLLM says at its import that Triton finds no GPU, which a frontend has no use for.
+    logging.getLogger("vllm.triton_utils").setLevel(logging.ERROR)
 
 
 def platform_name() -> str:

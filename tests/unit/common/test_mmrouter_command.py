@@ -33,7 +33,12 @@ def mmrouter(*words: str) -> subprocess.CompletedProcess[str]:
         (["frontend", "--help"], 0, "usage: mmrouter frontend"),
         (["worker", "--help"], 0, "usage: mmrouter worker"),
         (["worker", "model", "--max-model-le=1"], 2, "did you mean --max-model-len?"),
-        (["doctor", "--prot=1"], 2, "did you mean --port?"),
+        (["doctor", "--help"], 0, "usage: mmrouter doctor [flags]\n\nSays what a frontend"),
+        (
+            ["doctor", "--prot=1"],
+            2,
+            "mmrouter doctor: error: --prot is unknown; did you mean --port?",
+        ),
         (["fleet-key", "--help"], 0, "Make the key"),
         (["fleet-key"], 2, "arguments are required: new PATH"),
         (["status", "--help"], 0, "--admin-key-file FILE"),
