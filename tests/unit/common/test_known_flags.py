@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,10 @@ from tests.e2e.processes import run_python
 
 MODULES = {"frontend": "frontend", "worker": "backend_worker"}
 NAMES = {"frontend": FRONTEND, "worker": WORKER}
-PARSE = {"frontend": frontend.args.parse, "worker": backend_worker.args.parse}
+PARSE: dict[str, Callable[[list[str]], object]] = {
+    "frontend": frontend.args.parse,
+    "worker": backend_worker.args.parse,
+}
 
 
 def ask(module: str, *flags: str, **environ: str) -> subprocess.CompletedProcess[str]:
