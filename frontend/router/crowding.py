@@ -65,7 +65,11 @@ class Crowding:
 
     def refused(self) -> None:
         """Note that this task's request was refused since all workers are busy."""
-        self._refused[_client()] = self._clock()
+        client = _client()
+        self._refused.pop(client, None)
+        self._refused[client] = self._clock()
+        if len(self._refused) > 2:  # of two clients one is another than any asker
+            del self._refused[next(iter(self._refused))]
 
     def answer(self, decision: Decision, choices: int) -> "GrowingAnswer":
         """Count one call of this task's request, of whose answer nothing has come."""

@@ -75,6 +75,18 @@ def test_many_choices_end_once_they_fill_half_of_a_cache_and_another_has_no_room
         answer.grow(step(20, 0))
 
 
+def test_of_clients_refused_two_are_remembered(worker: Worker) -> None:
+    answer = worker.call("hog", 20)
+    answer.grow(step(26, *MANY))
+    for peer in ("one", "two", "three", "here", "here"):
+        worker.another_is_refused(peer)
+        worker.now -= PATIENCE_S / 2
+    assert len(vars(worker.crowding)["_refused"]) == 2
+    worker.now += LOOK_S
+    with pytest.raises(RequestRejectedError, match="other clients"):
+        answer.grow(step(1, 0))
+
+
 @pytest.mark.parametrize("happens", EVIDENCE)
 def test_a_client_waits_for_its_own_requests(
     worker: Worker, happens: Callable[[Worker, str], None]
