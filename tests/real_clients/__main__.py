@@ -128,7 +128,7 @@ def fleet() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         # Open WebUI's tools take 12,000 tokens, and it says nothing of how long an answer may be.
-        sizes = ("--max-model-len=32768", '--override-generation-config={"max_new_tokens": 32}')
+        sizes = ("--max-model-len=32768", '--override-generation-config={"max_new_tokens": 512}')
         worker = start_worker("one", MODEL, place / "cards", place, *sizes)
         flags = ("--tool-strict-level=parameter",)
         frontend = start_frontend("frontend", place / "cards", place, *flags)
