@@ -34,7 +34,7 @@ from common.identity import Incarnation, RequestId, WorkerId
 from common.observability.telemetry import INTERNAL_ERRORS, UNDECODABLE_MESSAGES
 from common.observability.watchdog import measure_loop_delay
 from common.request_plane.fleet_sockets import REFUSALS, Gate, count_refusals
-from common.request_plane.loop_socket import Frame, LoopSocket
+from common.request_plane.loop_socket import LoopSocket
 from common.request_plane.protocol import (
     MOST_SUBMIT_BYTES,
     PING_INTERVAL_S,
@@ -60,7 +60,7 @@ from common.request_plane.protocol import (
     ToWorker,
     Welcome,
 )
-from common.request_plane.wire import About, Codec
+from common.request_plane.wire import About, Codec, join, split
 from common.transfer.base import Attachment
 from common.transfer.handshake import TransferOffer, parse_offer
 from common.transfer.pages import usable_memory
@@ -100,10 +100,7 @@ just coming; a frontend whose hello is dropped says it again."""
 MAX_SESSION_ASIDES = 2048
 """Tasks aside for one frontend: refusals that wait for it to read, and offers under way."""
 
-MAX_FRAME_BYTES = 4 << 30
-"""A frame holds at most one tensor of one media item. A sender of more is cut off."""
-
-MAX_FRAMES_BYTES = max(MAX_FRAME_BYTES, usable_memory() // 8)
+MAX_FRAMES_BYTES = max(4 << 30, usable_memory() // 8)
 """Limit of the inline media and embeddings of all requests together."""
 
 RECEIVE_QUEUE = 100
@@ -150,7 +147,6 @@ class WorkerService:
             zmq.SNDHWM: SEND_QUEUE,
             zmq.RCVHWM: RECEIVE_QUEUE,
             zmq.LINGER: 0,
-            zmq.MAXMSGSIZE: MAX_FRAME_BYTES,
         }
         self._socket = LoopSocket(self._context, zmq.ROUTER, options, REFUSALS)
         try:
@@ -222,20 +218,17 @@ class WorkerService:
             except ProtocolError as error:
                 logger.warning("message of a frontend dropped: %s", error)
                 continue
-            frames = [part.buffer for part in parts]
+            frames: Sequence[memoryview] = ()
             session = self._sessions.get(address.bytes)
             if session is not None:
                 session.last_heard = time.monotonic()
-            large = len(frames) > 1 and len(frames[1]) > MOST_SUBMIT_BYTES
             try:
-                if large:
-                    raise ProtocolError(f"it has {len(frames[1])} bytes beside its tensors")
+                frames = join([part.buffer for part in parts], MOST_SUBMIT_BYTES)
                 message, media = self._codec.decode(frames)
                 await self._handle(address.bytes, session, message, media)
             except ProtocolError as error:
                 UNDECODABLE_MESSAGES.labels("worker").inc()
-                about = About() if large else self._codec.about(frames)
-                await self._not_understood(session, about, error)
+                await self._not_understood(session, self._codec.about(frames), error)
             except Exception:
                 # An internal error. Other sessions continue, and this frontend must hear of it.
                 INTERNAL_ERRORS.labels("worker_session").inc()
@@ -496,7 +489,7 @@ class WorkerService:
 
     async def _send_now(self, address: bytes, message: ToFrontend) -> bool:
         """Send if there is room; return whether there was. Never waits."""
-        frames: list[Frame] = self._codec.encode(message)
+        frames = split(self._codec.encode(message))
         try:
             self._socket.send([address, *frames], copy=True)
         except zmq.Again:

@@ -18,6 +18,7 @@ from common.errors import CardKeyError, ConfigurationError
 from common.fleet_key import FleetKey
 from common.observability.telemetry import REFUSED_CONNECTIONS
 from common.request_plane.card import WorkerCard
+from common.request_plane.loop_socket import FRAME_LIMIT
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ def frontend_context(key: FleetKey | None) -> zmq.asyncio.Context:
     _prepare_zero_copy()
     context = zmq.asyncio.Context()
     context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
+    context.setsockopt(zmq.MAXMSGSIZE, FRAME_LIMIT)
     # libzmq starts its threads with the first socket, and aborts the process if it has no file
     # handles for them. Later sockets only fail.
     context.socket(zmq.DEALER).close(linger=0)

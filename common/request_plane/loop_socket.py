@@ -21,6 +21,13 @@ MAX_FRAMES: Final = 1 << 14
 """Of one message: inline media of 5,000 pictures, or the outputs of one step. ZeroMQ limits the
 size of a frame and no number of them; each takes 10 µs of the event loop."""
 
+MAX_FRAME_BYTES: Final = 1 << 20
+"""Limit of a frame; ``wire.split`` cuts larger ones. ZeroMQ allocates a frame before its peer has
+authenticated: a stranger filled 4 GiB of a worker over each connection."""
+
+FRAME_LIMIT: Final = MAX_FRAME_BYTES + 64
+"""ZeroMQ's limit of a frame, to which CURVE adds 33 bytes."""
+
 _DROPPED_AT_ONCE: Final = 1000
 
 
@@ -133,6 +140,7 @@ class LoopSocket:
         made: Any = context.socket(kind, socket_class=cast(Any, zmq.Socket))
         self.plain: Final[zmq.Socket[bytes]] = made
         with undo_on_error(self.plain.close):
+            self.plain.setsockopt(zmq.MAXMSGSIZE, FRAME_LIMIT)
             for option, value in options.items():
                 self.plain.setsockopt(option, value)
             self._reader = LoopReader(self.plain)

@@ -72,7 +72,7 @@ class HeldAdapter(msgspec.Struct, frozen=True):
         return all(map(str.isprintable, (self.name, self.path, self.base_model_name or "")))
 
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 
 PING_INTERVAL_S = 1.0  # heartbeat interval of each side
 SESSION_TIMEOUT_S = 15.0  # silence after which the peer counts as dead

@@ -1,11 +1,13 @@
 """Messages to ZMQ frames and back. Knows the encoding, not the sockets.
 
-A message is one MessagePack frame, then its tensors' frames, and for :class:`Submit` and
-:class:`Supply` the frames of inline media. vLLM's encoder is used because messages contain vLLM's
+A message is its number of frames, one MessagePack frame, its tensors' frames, and for
+:class:`Submit` and :class:`Supply` the frames of inline media. Frames above
+:data:`MAX_FRAME_BYTES` travel in pieces. vLLM's encoder is used because messages contain vLLM's
 types; its pickle fallback is refused in both directions, whatever the environment says.
 """
 
 import gc
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Generic, TypeVar
@@ -16,7 +18,55 @@ from vllm.exceptions import VLLMValidationError
 from vllm.v1.serial_utils import CUSTOM_TYPE_RAW_VIEW, MsgpackDecoder, MsgpackEncoder
 
 from common.errors import ProtocolError
-from common.request_plane.loop_socket import Frame
+from common.request_plane.loop_socket import MAX_FRAME_BYTES, Frame
+
+_COUNT_BYTES: Final = 4
+_CUT: Final = struct.Struct("<II")  # a frame's number, and the number of its pieces
+
+
+def split(frames: Sequence[Frame]) -> Sequence[Frame]:
+    """Cut the large frames of an encoded message into pieces, without a copy. The first frame then
+    lists them."""
+    if all(memoryview(frame).nbytes <= MAX_FRAME_BYTES for frame in frames):
+        return frames
+    head = bytearray(frames[0])
+    parts: list[Frame] = [head]
+    for number, frame in enumerate(frames[1:], 1):
+        whole = memoryview(frame)
+        if whole.nbytes <= MAX_FRAME_BYTES:
+            parts.append(frame)
+            continue
+        flat = whole.cast("B")
+        pieces = [flat[at : at + MAX_FRAME_BYTES] for at in range(0, len(flat), MAX_FRAME_BYTES)]
+        head += _CUT.pack(number, len(pieces))
+        parts += pieces
+    return parts
+
+
+def join(frames: Sequence[memoryview], most: int) -> Sequence[memoryview]:
+    """Put the pieces of frames together, by a copy. Raises ProtocolError: malformed, or more than
+    ``most`` bytes beside tensors."""
+    if len(frames) > 1 and len(frames[1]) > most:
+        raise ProtocolError(f"it has {len(frames[1])} bytes beside its tensors")
+    if not frames or len(frames[0]) <= _COUNT_BYTES:
+        return frames
+    whole, at = [frames[0][:_COUNT_BYTES]], 1
+    try:
+        cuts = list(_CUT.iter_unpack(frames[0][_COUNT_BYTES:]))
+    except struct.error as error:
+        raise ProtocolError(f"a first frame of {len(frames[0])} bytes") from error
+    for number, count in cuts:
+        before = number - len(whole)
+        pieces = frames[at + before : at + before + count]
+        if before < 0 or count < 2 or len(pieces) < count:
+            raise ProtocolError(f"frame {number} in {count} pieces")
+        nbytes = sum(map(len, pieces))
+        if number == 1 and nbytes > most:
+            raise ProtocolError(f"it has {nbytes} bytes beside its tensors")
+        whole += frames[at : at + before]
+        whole.append(memoryview(bytearray().join(pieces)))
+        at += before + count
+    return [*whole, *frames[at:]]
 
 
 class About(msgspec.Struct, frozen=True):
@@ -81,12 +131,12 @@ class Codec(Generic[M]):
             frames: list[Frame] = list(self._encoder.encode(message))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise ProtocolError(f"{type(message).__name__} can't be sent: {error}") from error
-        count = len(frames).to_bytes(4, "little")
+        count = len(frames).to_bytes(_COUNT_BYTES, "little")
         return [count, *frames, *media_frames]
 
     def decode(self, frames: Sequence[memoryview]) -> tuple[M, Sequence[memoryview]]:
         """Return the message and its media frames. Raises ProtocolError: malformed."""
-        if len(frames) < 2 or len(frames[0]) != 4:
+        if len(frames) < 2 or len(frames[0]) != _COUNT_BYTES:
             raise ProtocolError(f"{len(frames)} frames are not a message")
         count = int.from_bytes(frames[0], "little")
         if not 1 <= count < len(frames):

@@ -42,7 +42,6 @@ from common.request_plane.loop_socket import Frame, LoopSocket
 from common.request_plane.operations import LONGEST_MESSAGE, Operation
 from common.request_plane.protocol import (
     MOST_OPERATIONS,
-    MOST_POOLED_BYTES,
     MOST_SUBMIT_BYTES,
     PING_INTERVAL_S,
     PROTOCOL_VERSION,
@@ -71,7 +70,7 @@ from common.request_plane.protocol import (
     ToWorker,
     Welcome,
 )
-from common.request_plane.wire import Codec
+from common.request_plane.wire import Codec, join, split
 from common.transfer.base import MediaHandle
 from frontend.workers.dispatch import Answer, Backlog, Dispatch, TakeOutput, is_last, ship
 from frontend.workers.partial_decode import Missing, flaw_of, legible
@@ -83,10 +82,6 @@ SEND_QUEUE = 1000
 
 RECEIVE_QUEUE = 1000
 """Messages of a worker queued here; further ones wait on its side."""
-
-MAX_FRAME_BYTES = MOST_POOLED_BYTES + (1 << 20)
-"""Limit of a worker's message. A larger one ends the connection before it is in memory; the largest
-honest one holds a pooled answer."""
 
 MAX_MESSAGE_BYTES = 16 << 20
 """Limit of the decoded frame; tensors have frames of their own. 131,072 log probabilities, the most
@@ -152,7 +147,6 @@ class WorkerLink:
             zmq.LINGER: 0,
             zmq.SNDHWM: SEND_QUEUE,
             zmq.RCVHWM: RECEIVE_QUEUE,
-            zmq.MAXMSGSIZE: MAX_FRAME_BYTES,
         }
         self._socket = LoopSocket(context, zmq.DEALER, options, zmq.EVENT_DISCONNECTED)
         self._backlog = Backlog(SEND_BYTES)
@@ -493,12 +487,10 @@ class WorkerLink:
         self._last_heard = time.monotonic()  # closing is a sign of life for its requests
         self._lose("it closed the connection", WorkerDiedError)
 
-    async def _receive_frames(self) -> list[memoryview]:
+    async def _receive_frames(self) -> Sequence[memoryview]:
         frames = await self._socket.receive()
         self._last_heard = time.monotonic()
-        if len(frames) > 1 and len(frames[1]) > MAX_MESSAGE_BYTES:
-            raise ProtocolError(f"one has {len(frames[1])} bytes beside its tensors")
-        return [frame.buffer for frame in frames]
+        return join([frame.buffer for frame in frames], MAX_MESSAGE_BYTES)
 
     async def _send(self, message: ToWorker, media: Sequence[Frame] = ()) -> None:
         if self._socket.closed:
@@ -507,10 +499,11 @@ class WorkerLink:
         frames = self._codec.encode(message, media)
         if len(frames[1]) > MOST_SUBMIT_BYTES:
             raise ProtocolError(f"no worker takes {len(frames[1])} bytes beside tensors")
+        pieces = split(frames)
         try:
             if media and self._backlog.full:
                 raise zmq.Again
-            self._socket.send(self._backlog.track(frames) if media else frames)
+            self._socket.send(self._backlog.track(pieces) if media else pieces)
         except zmq.Again as error:
             raise WorkerBusyError(
                 f"worker {self.card.worker_id} is slow to read: too much waits to be sent to it"

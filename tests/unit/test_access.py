@@ -28,7 +28,7 @@ from common.fleet_key import FleetKey, KeyPair, new
 from common.identity import Incarnation, WorkerId
 from common.observability.telemetry import REFUSED_CONNECTIONS
 from common.request_plane.fleet_sockets import frontend_context
-from common.request_plane.loop_socket import Frame
+from common.request_plane.loop_socket import FRAME_LIMIT, Frame
 from common.request_plane.protocol import PROTOCOL_VERSION, Hello, Ping, ToFrontend
 from common.request_plane.wire import Codec
 from common.transfer.transports import TransferMode, receivers
@@ -180,6 +180,19 @@ async def test_garbage_on_the_port_gets_nothing(
     assert len(answer) <= 64
     writer.close()
     assert service._sessions == {}
+    await check_it_serves(service, key)
+
+
+async def test_a_stranger_has_no_large_frame_taken(service: WorkerService, key: FleetKey) -> None:
+    """ZeroMQ takes its memory before the peer has shown a key, and waits 30 s for the rest."""
+    for length in (FRAME_LIMIT + 1, 4 << 30):
+        reader, writer = await asyncio.open_connection("127.0.0.1", _port(service.endpoint))
+        greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE" + bytes(47)
+        writer.write(greeting + b"\x06" + length.to_bytes(8, "big") + b"x" * 1000)
+        async with asyncio.timeout(20):
+            with contextlib.suppress(ConnectionResetError):
+                assert len(await reader.read()) <= 64
+        writer.close()
     await check_it_serves(service, key)
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import pytest
 import torch
 import zmq.asyncio
-from vllm.outputs import RequestOutput
+from vllm.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from vllm.sampling_params import SamplingParams
 
 from backend_worker.engine.vllm_engine import Items
@@ -19,6 +19,7 @@ from common.errors import (
     WorkerLostError,
 )
 from common.identity import Incarnation, MmHash, RequestId
+from common.request_plane import wire
 from common.request_plane.protocol import (
     Ack,
     Failed,
@@ -61,6 +62,25 @@ async def test_lent_media_arrive_and_come_back(plane: Plane) -> None:
     assert torch.equal(plane.engine.seen[0][MmHash("cat")], cat.item["pixels"].data)
     if plane.arena is not None:
         assert plane.leases() == 0
+
+
+async def test_large_media_and_vectors_arrive_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 1000)
+    vector = torch.arange(5000.0)
+    async with open_plane("inline") as plane:
+        cat, dog = media("cat", 7), media("dog", 9)
+
+        async def pooled(submit: Submit, items: Items) -> AsyncGenerator[PoolingRequestOutput]:
+            yield PoolingRequestOutput("r", PoolingOutput(vector), [1], 0, finished=True)
+
+        plane.engine.script = pooled
+        answers = await collect(plane.dispatch(cat, dog, handles=await plane.send(cat, dog)))
+        for item in (cat, dog):
+            seen = plane.engine.seen[0][item.part.mm_hash]
+            assert torch.equal(seen, item.item["pixels"].data)
+        last = answers[-1]
+        assert isinstance(last, Output) and last.pooled is not None
+        assert torch.equal(last.pooled, vector)
 
 
 async def test_what_the_worker_holds_is_not_sent(plane: Plane) -> None:

@@ -523,7 +523,7 @@ async def test_a_worker_drops_a_message_of_too_many_frames(
 async def test_a_frame_that_is_too_large_ends_the_link(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(link, "MAX_FRAME_BYTES", 1 << 16)
+    monkeypatch.setattr(loop_socket, "FRAME_LIMIT", 1 << 16)
     fake = FakeWorker()
     await fake.open()
     try:

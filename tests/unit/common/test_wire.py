@@ -1,5 +1,6 @@
 import contextlib
 import gc
+import struct
 
 import msgspec
 import pytest
@@ -35,7 +36,7 @@ from common.request_plane.protocol import (
     Welcome,
 )
 from common.request_plane.step_sums import RankStatus
-from common.request_plane.wire import Codec
+from common.request_plane.wire import MAX_FRAME_BYTES, Codec, join, split
 
 R = RequestId("r")
 H = MmHash("h")
@@ -166,6 +167,51 @@ def test_a_damaged_message_gives_a_message_or_a_protocol_error(place: int, byte:
     frames[1][place % len(frames[1])] = byte
     with contextlib.suppress(ProtocolError):
         codec.decode(views(list(frames)))
+
+
+SIZES = [
+    (1,),
+    (MAX_FRAME_BYTES, 0, 7),
+    (MAX_FRAME_BYTES + 1, 5, 3 * MAX_FRAME_BYTES),
+    (0, 5, 2 * MAX_FRAME_BYTES + 1, 2 * MAX_FRAME_BYTES, 9),
+]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_large_frames_travel_in_pieces(sizes: tuple[int, ...]) -> None:
+    sent: list[Frame] = [b"\5\0\0\0", *(bytes([n + 1]) * size for n, size in enumerate(sizes))]
+    pieces = views(list(split(sent)))
+    assert all(len(piece) <= MAX_FRAME_BYTES for piece in pieces)
+    assert [bytes(frame) for frame in join(pieces, 4 * MAX_FRAME_BYTES)] == sent
+
+
+def test_tensors_of_any_shape_travel_in_pieces() -> None:
+    tensor = torch.arange(MAX_FRAME_BYTES).reshape(2, -1, 4)
+    *_, whole = join(views(list(split([b"\1\0\0\0", b"", tensor.numpy().data]))), 1)
+    assert torch.equal(torch.frombuffer(whole, dtype=tensor.dtype), tensor.flatten())
+
+
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        [(0, 2)], [(1, 0)], [(1, 1)], [(1, 5)], [(4, 2)], [(2, 2), (1, 2)], [(1, 2), (1, 2)],
+        [(1 << 31, 2)], [(1, 1 << 31)],
+    ],
+    ids=str,
+)  # fmt: skip
+def test_pieces_that_are_not_there_are_refused(cuts: list[tuple[int, int]]) -> None:
+    head = b"\1\0\0\0" + b"".join(struct.pack("<II", *cut) for cut in cuts)
+    with pytest.raises(ProtocolError, match="pieces"):
+        join(views([head, b"a", b"b", b"c", b"d"]), 10)
+    with pytest.raises(ProtocolError, match="a first frame of"):
+        join(views([head + b"x", b"a", b"b", b"c", b"d"]), 10)
+
+
+def test_pieces_of_too_much_beside_tensors_are_not_put_together() -> None:
+    head = b"\1\0\0\0" + struct.pack("<II", 1, 2)
+    with pytest.raises(ProtocolError, match="3 bytes beside its tensors"):
+        join(views([head, b"ab", b"c", b"tensor"]), 2)
+    assert bytes(join(views([head, b"ab", b"c"]), 3)[1]) == b"abc"
 
 
 def test_what_a_message_that_cannot_be_read_was_about() -> None:
