@@ -66,6 +66,9 @@ count as delayed. Later ones rather mean that its clock was set back."""
 WAITING_BYTES: Final = 64 << 20
 """Live messages kept while a replay runs; beyond it they are replayed instead."""
 
+_WAITING_OVERHEAD: Final = 128
+"""Bytes of a waiting message beside its payload, which may be empty."""
+
 _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 30.0
 """Maximum backoff before asking a silent replay endpoint again."""
@@ -82,7 +85,7 @@ class WaitingRoom:
 
     def add(self, sequence: int, payload: bytes) -> None:
         """Keep a message. Beyond the limit, drop all messages, later ones included."""
-        self._bytes += len(payload)
+        self._bytes += len(payload) + _WAITING_OVERHEAD
         if self._bytes > self._limit_bytes:
             self.overflowed = True
             self._messages.clear()

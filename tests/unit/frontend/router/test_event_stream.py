@@ -307,6 +307,14 @@ def test_so_many_live_events_during_a_replay_that_they_are_replayed_instead() ->
     assert follower.holds(*range(20))
 
 
+def test_empty_events_that_wait_take_room_too() -> None:
+    follower = Follower(Publisher(), waiting_bytes=1 << 16)
+    follower.connect()
+    for number in range(1000):
+        follower.receive((frame(number), b""))
+    assert follower.stream._waiting.overflowed and not follower.stream._waiting._messages
+
+
 def test_a_gap_among_those_that_waited_is_replayed_too() -> None:
     publisher = Publisher()
     follower = Follower(publisher)
