@@ -27,6 +27,9 @@ _DOMAIN = "mmrouter"
 _MAX_SOCKETS = 65_536
 """A link takes three. ZeroMQ's own limit is 1,023, and beyond it no worker can be connected to."""
 
+HANDSHAKE_MS = 10_000
+"""Time that a peer has to show the key. ZeroMQ's own 30 s let strangers hold all file handles."""
+
 REFUSALS = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -70,6 +73,7 @@ class Gate:
         self._authenticator.configure_curve_callback(_DOMAIN, _OneKey(key.frontend.public))
         self._authenticator.start()
         context.setsockopt(zmq.CURVE_SERVER, 1)
+        context.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         context.setsockopt(zmq.CURVE_PUBLICKEY, key.worker.public)
         context.setsockopt(zmq.CURVE_SECRETKEY, key.worker.secret)
         # Without the authenticator all peers are refused, instead of admitted.

@@ -27,6 +27,7 @@ from common.errors import ConfigurationError, WorkerLostError
 from common.fleet_key import FleetKey, KeyPair, new
 from common.identity import Incarnation, WorkerId
 from common.observability.telemetry import REFUSED_CONNECTIONS
+from common.request_plane import fleet_sockets
 from common.request_plane.fleet_sockets import frontend_context
 from common.request_plane.loop_socket import FRAME_LIMIT, Frame
 from common.request_plane.protocol import PROTOCOL_VERSION, Hello, Ping, ToFrontend
@@ -183,15 +184,40 @@ async def test_garbage_on_the_port_gets_nothing(
     await check_it_serves(service, key)
 
 
-async def test_a_stranger_has_no_large_frame_taken(service: WorkerService, key: FleetKey) -> None:
-    """ZeroMQ takes its memory before the peer has shown a key, and waits 30 s for the rest."""
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Handshakes may take as long as a test may."""
+    monkeypatch.setattr(fleet_sockets, "HANDSHAKE_MS", 600_000)
+
+
+async def test_a_stranger_has_no_large_frame_taken(
+    patient: None, service: WorkerService, key: FleetKey
+) -> None:
+    """ZeroMQ takes its memory before the peer has shown a key, and waits for the rest."""
     for length in (FRAME_LIMIT + 1, 4 << 30):
         reader, writer = await asyncio.open_connection("127.0.0.1", _port(service.endpoint))
         greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE" + bytes(47)
         writer.write(greeting + b"\x06" + length.to_bytes(8, "big") + b"x" * 1000)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             with contextlib.suppress(ConnectionResetError):
                 assert len(await reader.read()) <= 64
+        writer.close()
+    await check_it_serves(service, key)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_sockets, "HANDSHAKE_MS", 500)
+
+
+async def test_a_stranger_who_says_nothing_holds_no_connection(
+    impatient: None, service: WorkerService, key: FleetKey
+) -> None:
+    silent = [await asyncio.open_connection("127.0.0.1", _port(service.endpoint)) for _ in "abc"]
+    async with asyncio.timeout(20):  # ZeroMQ's own limit is longer
+        for reader, _ in silent:
+            assert len(await reader.read()) <= 64
+    for _, writer in silent:
         writer.close()
     await check_it_serves(service, key)
 
