@@ -24,6 +24,7 @@ from common.observability.live_metrics import Row
 from common.observability.log_lines import log_progress
 from common.observability.telemetry import MODEL_LOADS, MODELS
 from common.request_plane.card import WorkerCard
+from common.transfer.arena import Arena
 from common.transfer.transports import TransferMode
 from frontend.args import FrontendArgs, ModelsSettings
 from frontend.asgi import Receive, Scope, Send
@@ -253,6 +254,7 @@ class Models:
     async def _live(self, fleet: Fleet, gone: asyncio.Event, closing: AsyncExitStack) -> None:
         try:
             closing.callback(gc.unfreeze)  # vLLM freezes all objects at each start
+            closing.callback(self._forget_items)
             model = await self._load(fleet, gone, closing)
             if model is None:
                 return
@@ -264,6 +266,13 @@ class Models:
             await _ended(app)
         except MmRouterError as error:
             self._refuse(fleet, error)
+
+    def _forget_items(self) -> None:
+        """Have media processed anew: vLLM names them by their model's path, and the next model
+        there may have other settings.
+        """
+        if self._ready.is_set() and isinstance(arena := self._shared.media_sender.arena, Arena):
+            arena.forget()
 
     def _refuse(self, fleet: Fleet, error: BaseException) -> None:
         MODEL_LOADS.labels(type(error).__name__).inc()

@@ -128,6 +128,15 @@ class Arena(ArenaAccess):
             for segment in self._segments.values():
                 segment.note = None
 
+    def forget(self) -> None:
+        """Have all items written anew. Leases of present ones go on."""
+        with self._changed:
+            self._segments = {
+                mm_hash: segment
+                for mm_hash, segment in self._segments.items()
+                if not segment.complete
+            }
+
     def statistics(self) -> ArenaStatistics:
         with self._changed:
             self._release_marked()
@@ -238,7 +247,8 @@ class Arena(ArenaAccess):
         return segment
 
     def _forget(self, segment: _Placed) -> None:
-        del self._segments[segment.mm_hash]
+        if self._segments.get(segment.mm_hash) is segment:  # not if forgotten, or written anew
+            del self._segments[segment.mm_hash]
         del self._by_offset[segment.block.offset]
 
     def _generation(self) -> int:

@@ -16,6 +16,8 @@ from common.discovery.base import CardPresent
 from common.errors import ConfigurationError
 from common.identity import Incarnation
 from common.request_plane.card import WorkerCard
+from common.transfer.arena import Arena
+from common.transfer.codec import encode
 from common.transfer.transports import TransferMode
 from frontend.args import parse
 from frontend.asgi import Door, Step, unanswered
@@ -27,6 +29,7 @@ from frontend.router import Router, RouterSettings
 from frontend.workers import Contract, Fleet, MediaSender, Refusals, follow
 from frontend.workers import fleets as fleets_module
 from tests.fakes.fleet import Announcements, Worker, gone
+from tests.unit.common.transfer.items import image, image_hash
 from tests.waiting import until
 
 
@@ -104,7 +107,8 @@ class Frontend:
 
     def __init__(self, *flags: str) -> None:
         self.news = Announcements()
-        self.media_sender = MediaSender(None, TransferMode.AUTO)
+        self.arena = Arena(1 << 20, prefault=False)
+        self.media_sender = MediaSender(self.arena, TransferMode.AUTO)
 
         def make(refusals: Refusals) -> Fleet:
             return Fleet(
@@ -363,6 +367,19 @@ async def test_requests_that_run_end_before_their_model_is_closed(
     loads.answer.set()
     assert (await asking).json() == {"model": "alpha"}
     await until(lambda: loads.closed == ["alpha"])
+
+
+async def test_media_of_a_model_that_left_are_processed_anew(
+    loads: Loads, frontend: Frontend
+) -> None:
+    """Another model may have its path, and settings with which they become other tensors."""
+    alpha = frontend.come("alpha")
+    await until(lambda: frontend.serving() == ["alpha"])
+    frontend.arena.put(image_hash(1), encode(image(1))).release()
+    await frontend.leave(alpha)
+    await until(lambda: not list(frontend.models.fleets))
+    assert loads.closed == ["alpha"]
+    await until(lambda: not frontend.arena.contains(image_hash(1)))
 
 
 async def test_it_ends_while_a_model_is_loaded(loads: Loads, frontend: Frontend) -> None:

@@ -94,6 +94,22 @@ def test_generations_differ_between_two_writes_of_one_item(make_arena: MakeArena
     assert again.generation > first.generation
 
 
+def test_what_is_forgotten_is_written_anew_and_its_leases_go_on(make_arena: MakeArena) -> None:
+    arena = make_arena(300_000)
+    before = put(arena, 1)
+    put(arena, 2).release()
+    arena.forget()
+    assert arena.lease(image_hash(1)) is None
+    again = put(arena, 1)
+    assert again.offset != before.offset
+    check(arena, before)
+    before.release()
+    for seed in (3, 4, 5):  # in the place of what was forgotten
+        put(arena, seed).release()
+    check(arena, again)
+    assert arena.contains(image_hash(1))
+
+
 def test_a_failed_write_leaves_room_and_no_item(
     make_arena: MakeArena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
