@@ -41,15 +41,20 @@ _SHAPES: Final = frozenset(
         "n_samples",
         "pad_to_multiple_of",
         "patch_size",
+        "second_per_grid_ts",
         "temporal_patch_size",
     }
 )
 """Options that pad media or text to any length, or cut pictures and sounds as no encoder takes
-them: ``hop_length`` 1 takes gigabytes for a tenth of a second."""
+them: ``hop_length`` 1 takes gigabytes for a tenth of a second. ``second_per_grid_ts`` has vLLM make
+a list of each two seconds of a film with its sound: a million took 76 s."""
 
 _MAX_OPTION: Final = 1 << 20
 _MAX_TILES: Final = 256
 """Of InternVL and its like, which try all shapes of so many tiles in cubic time."""
+
+_LEAST_FPS: Final = 0.01
+"""Engines make a list of each two seconds that a film with its sound would last."""
 
 _COUNTED: Final = ("pixels", "edge")
 """Endings of options that may be large: what comes of them is counted before it is made."""
@@ -77,6 +82,10 @@ def check_options(options: Mapping[str, object]) -> None:
             isinstance(each, (int, float)) and abs(each) > most for each in numbers
         ):
             raise VLLMValidationError(f"mm_processor_kwargs: {name} may be {most:,} at most")
+        if name == "fps" and any(
+            isinstance(each, (int, float)) and not each >= _LEAST_FPS for each in numbers
+        ):
+            raise VLLMValidationError(f"mm_processor_kwargs: fps may be {_LEAST_FPS} at least")
         if isinstance(value, Mapping):
             check_options(value)
 

@@ -68,9 +68,12 @@ def media_apart(
     mm_data: MediaData, named: ByPlace, options: MediaOptions
 ) -> list[Shown | Kept] | None:
     """Return a prompt's media one by one, or None if some can't be processed apart: embeddings, and
-    the sound of a video, which some models process together with its pictures.
+    the sound of a video, which some models process together with its pictures. Raises ValueError
+    (400) for such a video that is only named: without its sound it would end an engine.
     """
     if options.mm_processor_kwargs.get("use_audio_in_video"):
+        if any(modality == "video" for modality, _ in named):
+            raise ValueError("a video can't be only named with use_audio_in_video: show it")
         return None
     frozen = freeze([*options])
     found: list[Shown | Kept] = []

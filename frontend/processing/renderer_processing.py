@@ -215,8 +215,9 @@ class RendererProcessing:
             self._cache.request(named.values()),
             _placing(),
             said_by_processor(),
-            ProcessorMemory(self._processor, media),
+            ProcessorMemory(self._processor, media) as memory,
         ):
+            memory.take_sounds(len(listed(mm_data.get("audio"))))
             return self._by_vllm(prompt, mm_data, _names(mm_data, named), *options)
 
     @contextmanager

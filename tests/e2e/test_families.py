@@ -276,6 +276,19 @@ def test_a_name_is_of_one_kind(lab: FamilyLab) -> None:
     assert text(ask(lab.router, named)) == text(ask(lab.plain, nameless))
 
 
+@of((OMNI, "shm"))
+def test_a_film_with_its_sound_is_shown(lab: FamilyLab) -> None:
+    """Its name brought the pictures alone, which ended the engine."""
+    name = {"uuid": "a film with its sound"}
+    film = lab.seen("named", audible=True) | name
+    assert odd.ask(lab.router, film, **WITH_SOUND).status_code == 200
+    by_name = {"type": "video_url", "video_url": None} | name
+    for others in ([], [lab.heard("beside a name")]):
+        reply = odd.ask(lab.router, by_name, *others, **WITH_SOUND)
+        assert reply.status_code == 400, reply.text
+    assert odd.ask(lab.router, film, **WITH_SOUND).status_code == 200
+
+
 @of((IDEFICS, "shm"))
 def test_a_medium_that_it_does_not_take(lab: FamilyLab) -> None:
     for part in (lab.heard("not taken"), lab.seen("not taken")):

@@ -112,6 +112,18 @@ def test_by_default_a_film_of_64_frames_of_1080p_fits(renderer: BaseRenderer) ->
         memory.take(64 * 1932 * 1092 * 3)
 
 
+def test_sounds_of_one_run_count_as_they_are_padded(renderer: BaseRenderer) -> None:
+    """32 films of a second, each with its sound, took 2.3 GB where sounds are padded to 300 s."""
+    with ProcessorMemory(renderer.get_mm_processor()) as memory:
+        memory.take_sounds(4)  # of 30 s each
+    with ProcessorMemory(renderer.get_mm_processor()) as memory:
+        if name_of(renderer) != "qwen2_5_omni":
+            memory.take_sounds(1000)  # it has none
+            return
+        with pytest.raises(RefusedError, match="--media-max-processor-mb"):
+            memory.take_sounds(5)
+
+
 def test_nothing_is_counted_outside_of_a_processor(renderer: BaseRenderer) -> None:
     with ProcessorMemory(renderer.get_mm_processor()), pytest.raises(RefusedError):
         picture().resize((20_000, 20_000))
@@ -134,6 +146,9 @@ def test_nothing_is_counted_outside_of_a_processor(renderer: BaseRenderer) -> No
         {"crop_size": {"height": HUGE}},
         {"image_size": [HUGE, 1]},
         {"max_dynamic_patch": 1000},
+        {"second_per_grid_ts": [2.0]},
+        {"fps": 1e-9},
+        {"videos_kwargs": {"fps": [2.0, float("nan")]}},
     ],
 )
 def test_an_option_without_bounds_is_refused(options: dict[str, object]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from common.media.cache_partition import SHARED, Partition, partition_of
 from frontend.processing import prompt_media
 from frontend.processing.batch import MediaOptions
-from frontend.processing.prompt_media import NamedMedia, Namespace, check_uuids
+from frontend.processing.prompt_media import NamedMedia, Namespace, check_uuids, media_apart
 from frontend.processing.store import PrivateStore
 from frontend.request_context import Tenant
 from tests.unit.frontend.processing.media import made_up
@@ -117,3 +117,11 @@ async def test_options_that_can_not_be_compared_are_no_place_for_names() -> None
     odd = replace(MINE, options=MediaOptions({"a": object()}, {}))
     await names.remember(odd, "image", "logo", H)
     assert await names.recall(odd, "image", "logo") is None
+
+
+def test_a_video_with_its_sound_is_shown() -> None:
+    """The name brought its pictures without the sound, and the engine ended."""
+    options = MediaOptions({"use_audio_in_video": True}, {})
+    with pytest.raises(ValueError, match="use_audio_in_video: show it"):
+        media_apart({"video": [None]}, {("video", 0): made_up(H)}, options)
+    assert media_apart({"audio": [None]}, {("audio", 0): made_up(H)}, options) is None
