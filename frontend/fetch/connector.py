@@ -72,6 +72,8 @@ class FrontendMediaConnector(MediaConnector):
         # same way (content.py), and none could leave this process.
         self.decoded_budget = self.download_budget = None
         self._loader = loader
+        self.defers: bool | None = None
+        """Whether media are decoded where they are processed; None where the model decides."""
 
     async def load_from_url_async(
         self, url: str, media_io: MediaIO[Any], *, fetch_timeout: int | None = None
@@ -88,7 +90,7 @@ class FrontendMediaConnector(MediaConnector):
         allowance = current_allowance(self._loader.policy)
         try:
             number = allowance.take_medium()
-            defers = current_context().defers
+            defers = current_context().defers if self.defers is None else self.defers
             if defers is None:
                 defers = self._loader.defers
             if defers and isinstance(media_io, _DEFERRABLE):

@@ -7,6 +7,7 @@ embeddings. A list or a number there became a 500, in a media loader.
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+from PIL import Image
 from vllm.exceptions import VLLMValidationError
 
 from common.vllm_compat.features import reader_of_parts
@@ -24,6 +25,10 @@ class Wanted(NamedTuple):
 
 def _is_text(content: object) -> bool:
     return isinstance(content, str)
+
+
+def _is_picture(content: object) -> bool:
+    return isinstance(getattr(content, "media", content), Image.Image)
 
 
 def _is_sound(content: object) -> bool:
@@ -45,7 +50,8 @@ WANTED: Final[Mapping[str, Wanted]] = {
     "audio_embeds": _EMBEDDINGS,
     "audio_url": _ADDRESS,
     "image_embeds": _EMBEDDINGS,
-    "image_pil": Wanted("left out: send `image_url`", lambda _: False),  # no JSON is one
+    # Of decisions, which vLLM makes chats of. No JSON is one.
+    "image_pil": Wanted("left out: send `image_url`", _is_picture),
     "image_url": _ADDRESS,
     "input_audio": Wanted("an object with `data`, a string in base64, and `format`", _is_sound),
     "input_image": _ADDRESS,

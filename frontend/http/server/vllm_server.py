@@ -100,7 +100,18 @@ async def build_vllm_app(
     _drop_doubles(app)
     _count_together(app)
     _add_lookups(app)
+    decode_for_decisions(app)
     return app
+
+
+def decode_for_decisions(app: FastAPI) -> None:
+    """Have media of decisions decoded as they are fetched: vLLM looks at the size of pictures, and
+    whether films have sound.
+    """
+    for serving in vars(app.state)["_state"].values():
+        strategy = getattr(serving, "strategy", None)
+        if getattr(strategy, "modalities", None):
+            strategy._connector.defers = False
 
 
 def _add_lookups(app: FastAPI) -> None:

@@ -1,0 +1,68 @@
+"""Pictures of decisions, of which vLLM makes chats with decoded pictures (``image_pil``)."""
+
+from argparse import Namespace
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from fastapi import FastAPI
+from vllm.renderers import ChatParams, TokenizeParams
+
+from common.request_plane.card import WorkerCard
+from common.transfer.arena.arena import Arena
+from frontend.fetch.connector import CONNECTOR_NAME, register
+from frontend.fetch.loader import MediaLoader
+from frontend.http.limits import content_parts
+from frontend.http.server.vllm_server import decode_for_decisions
+from frontend.media_limits.policy import FetchPolicy
+from frontend.processing.preprocessor import Preprocessor
+from frontend.processing.settings import PreprocessSettings
+from tests.by_version import since_033
+from tests.pictures import data_uri, picture
+from tests.unit.frontend.http.asking import asking
+
+MODULE = since_033(
+    "vllm.entrypoints.openai.decisions.strategies",
+    "vllm.entrypoints.generate.structured_decisions.strategies",
+)
+
+
+@pytest_asyncio.fixture
+async def preprocessor(
+    card: WorkerCard, serve_args: Namespace, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Preprocessor]:
+    monkeypatch.setenv("VLLM_MEDIA_CONNECTOR", CONNECTOR_NAME)
+    loader = MediaLoader(FetchPolicy(), 1 << 26)
+    register(loader)
+    made = Preprocessor(card, serve_args, loader=loader, arena=arena, settings=PreprocessSettings())
+    yield made
+    await made.close()
+    await loader.close()
+
+
+async def test_pictures_are_decoded_as_they_are_fetched_and_taken(
+    preprocessor: Preprocessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were a 500, since vLLM asks for their size, or a 400, since no client may send them."""
+    kind = pytest.importorskip(MODULE).LiquidStrategy
+    strategy = object.__new__(kind)
+    strategy.context = SimpleNamespace(engine_client=preprocessor)
+    app = FastAPI()
+    app.state.decisions = SimpleNamespace(strategy=strategy)
+    app.state.other = None
+    decode_for_decisions(app)
+    module, name = content_parts.reader_of_parts()
+    monkeypatch.setattr(module, name, content_parts.parse)
+    with asking():
+        parts: list[Any] = await strategy._image_parts([data_uri(picture("decided", (1400, 900)))])
+        assert parts[0]["image_pil"].size == (1277, 821)
+        text = {"type": "text", "text": "What?"}
+        _, (prompt,) = await preprocessor.renderer.render_chat_async(
+            [[{"role": "user", "content": [*parts, text]}]],
+            ChatParams(),
+            TokenizeParams(max_total_tokens=4096, add_special_tokens=False),
+            prompt_extras={},
+        )
+    assert len(prompt["mm_kwargs"]["image"]) == 1
