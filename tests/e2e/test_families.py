@@ -36,7 +36,7 @@ from tests.pictures import data_uri, picture
 
 FLAGS = ['--limit-mm-per-prompt={"image": 6, "video": 3, "audio": 3}']
 MORE_FLAGS = {"idefics3": adapters.FLAGS}
-WITH_SOUND = {"mm_processor_kwargs": {"use_audio_in_video": True}}
+WITH_SOUND: dict[str, Any] = {"mm_processor_kwargs": {"use_audio_in_video": True}}
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ def decode_for_decisions(app: FastAPI) -> None:
     whether films have sound.
     """
     for serving in vars(app.state)["_state"].values():
-        strategy = getattr(serving, "strategy", None)
+        strategy: Any = getattr(serving, "strategy", None)
         if getattr(strategy, "modalities", None):
             strategy._connector.defers = False
 
