@@ -72,22 +72,22 @@ class TlsRefresh(FollowedFiles):
         super().__init__(Path(name) for name in names if name is not None)
 
     async def changed(self) -> None:
+        """Replace the context: one in use would still trust an authority that was taken out."""
+        config = self._config
         try:
-            self._load()
+            context = await asyncio.to_thread(self._context)
         except OSError as error:  # TLS errors too
             logger.warning("the TLS files have changed and can't be used as yet: %s", error)
-        else:
-            logger.info("the TLS files have changed: new connections get what is in them")
-            _warn_if_expired(self._config)
-
-    def _load(self) -> None:
-        """Load on the event loop, between handshakes. On errors the old certificate stays."""
-        config = self._config
-        context = config.ssl
-        if context is None or config.ssl_certfile is None:
             return
-        # Check that the files fit each other: loading half of them would break all handshakes.
-        create_ssl_context(
+        config.ssl = context
+        logger.info("the TLS files have changed: new connections get what is in them")
+        _warn_if_expired(config)
+
+    def _context(self) -> ssl.SSLContext | None:
+        config = self._config
+        if config.ssl_certfile is None:
+            return None
+        context = create_ssl_context(
             certfile=config.ssl_certfile,
             keyfile=config.ssl_keyfile,
             password=config.ssl_keyfile_password,
@@ -96,9 +96,9 @@ class TlsRefresh(FollowedFiles):
             ca_certs=config.ssl_ca_certs,
             ciphers=config.ssl_ciphers,
         )
-        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
-        if config.ssl_ca_certs is not None:
-            context.load_verify_locations(config.ssl_ca_certs)
+        if config.uds is not None and config.ssl is not None:  # uvicorn's listener keeps its own
+            config.ssl.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+        return context
 
 
 def attainable_files() -> int:
@@ -210,10 +210,13 @@ class Server(uvicorn.Server):
 
     def _share(self, listeners: Sequence[socket], defers: Callable[[], bool]) -> None:
         self._shared = [
-            SharedListener(each, self._connection, self.config.ssl, HEAD_S, defers, self._count)
+            SharedListener(each, self._connection, self._tls, HEAD_S, defers, self._count)
             for each in listeners
         ]
         self.servers.extend(self._shared)  # type: ignore[arg-type] # closed and waited for only
+
+    def _tls(self) -> ssl.SSLContext | None:
+        return self.config.ssl
 
     def _connection(self) -> asyncio.Protocol:
         return self.config.http_protocol_class(  # type: ignore[call-arg]
@@ -232,13 +235,13 @@ class SharedListener:
         self,
         listener: socket,
         make: Callable[[], asyncio.Protocol],
-        tls: ssl.SSLContext | None,
+        tls: Callable[[], ssl.SSLContext | None],
         handshake_s: float,
         defers: Callable[[], bool],
         count: Callable[[], None],
     ) -> None:
-        """Own ``listener``. ``defers`` tells whether a sibling should take the next connection;
-        ``count`` is called after each."""
+        """Own ``listener``. ``tls`` returns the context of the next connection; ``defers`` tells
+        whether a sibling should take it; ``count`` is called after each."""
         self._defers = defers
         self._count = count
         self._listener = listener
@@ -303,7 +306,7 @@ class SharedListener:
         task = self._loop.create_task(self._open(connection))
         self._opening[task] = None
         task.add_done_callback(self._opened)
-        if self._tls and len(self._opening) > MOST_HANDSHAKES:
+        if self._tls() and len(self._opening) > MOST_HANDSHAKES:
             oldest = next(iter(self._opening))
             del self._opening[oldest]
             oldest.cancel()
@@ -325,12 +328,13 @@ class SharedListener:
             self._take()
 
     async def _open(self, connection: socket) -> None:
+        tls = self._tls()
         try:
             await self._loop.connect_accepted_socket(
                 self._make,
                 connection,
-                ssl=self._tls,
-                ssl_handshake_timeout=self._handshake_s if self._tls else None,
+                ssl=tls,
+                ssl_handshake_timeout=self._handshake_s if tls else None,
             )
         except OSError as error:  # a handshake failed, or the client has gone
             logger.debug("a connection came to nothing: %s", error)

@@ -823,6 +823,36 @@ async def test_a_certificate_that_has_expired(
         assert f"--ssl-certfile={certificate} expired at" in caplog.text
 
 
+async def test_an_authority_of_clients_that_is_taken_out_is_trusted_no_more(tmp_path: Path) -> None:
+    server_ca, old, new = (Authority(tmp_path / name) for name in ("server", "old", "new"))
+    certificate, key = server_ca.certify("127.0.0.1")
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes(old.certificate.read_bytes())
+    flags = [f"--ssl-certfile={certificate}", f"--ssl-keyfile={key}", f"--ssl-ca-certs={trusted}"]
+    shop = Workshop(HttpSettings())
+
+    async def answers(authority: Authority) -> bool:
+        context = trusting()
+        context.load_cert_chain(*authority.certify("client"))
+        try:
+            client = await server.connect(ssl=context)
+            await client.send(with_body(b"one"))
+            reply = await client.reply()
+        except (ConnectionError, EOFError, ssl.SSLError):
+            return False
+        await client.close()
+        return reply.body == b"3"
+
+    async with serving(
+        shop.app, shop.settings, *flags, f"--ssl-cert-reqs={int(ssl.CERT_REQUIRED)}"
+    ) as server:
+        refresh = TlsRefresh(server.server.config)
+        assert await answers(old) and not await answers(new)
+        trusted.write_bytes(new.certificate.read_bytes())
+        await refresh.look()
+        assert await answers(new) and not await answers(old)
+
+
 async def test_tls_follows_its_files(tmp_path: Path) -> None:
     flags = write_certificate(tmp_path, "before")
     shop = Workshop(HttpSettings())

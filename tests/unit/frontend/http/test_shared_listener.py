@@ -151,7 +151,9 @@ async def test_tls_and_handshakes_that_come_to_nothing(
 async def test_one_that_was_shut_down_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     """Its parent shuts it down in all processes, before it tells each of them to end."""
     (listener,) = listen("127.0.0.1", 0, None)
-    shared = SharedListener(listener, asyncio.Protocol, None, 1.0, lambda: False, lambda: None)
+    shared = SharedListener(
+        listener, asyncio.Protocol, lambda: None, 1.0, lambda: False, lambda: None
+    )
     shared.start()
     listener.shutdown(SHUT_RDWR)
     shared._take()
@@ -166,7 +168,12 @@ async def test_connections_that_come_together_are_accepted_together() -> None:
     listener.setblocking(False)
     opened: list[int] = []
     shared = SharedListener(
-        listener, asyncio.Protocol, None, 1.0, lambda: False, lambda: opened.append(shared.opening)
+        listener,
+        asyncio.Protocol,
+        lambda: None,
+        1.0,
+        lambda: False,
+        lambda: opened.append(shared.opening),
     )
     clients = [await asyncio.open_connection(*listener.getsockname()[:2]) for _ in range(20)]
     shared._accept()
