@@ -308,11 +308,14 @@ def test_so_many_live_events_during_a_replay_that_they_are_replayed_instead() ->
 
 
 def test_empty_events_that_wait_take_room_too() -> None:
-    follower = Follower(Publisher(), waiting_bytes=1 << 16)
+    publisher = Publisher()
+    follower = Follower(publisher, waiting_bytes=1 << 16)
     follower.connect()
-    for number in range(1000):
-        follower.receive((frame(number), b""))
-    assert follower.stream._waiting.overflowed and not follower.stream._waiting._messages
+    assert follower.question is not None
+    end = publisher.replay(0)[-1]
+    follower.receive(*((frame(number), b"") for number in range(1000)))
+    follower.ask(follower.stream.on_replayed(follower.question.attempt, *end, follower.now))
+    assert follower.is_(Knowledge.DEGRADED, "more events came than could wait")
 
 
 def test_a_gap_among_those_that_waited_is_replayed_too() -> None:
