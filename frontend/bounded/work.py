@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
@@ -9,9 +10,13 @@ from typing import Any, Final
 
 from common.aio.processes import SpawnedProcess
 from common.errors import OverloadedError
+from frontend.bounded.forks import TRIES, Bounds
 
 REAP_S: Final = 2.0
 """Seconds that a killed process may take to end."""
+
+START_S: Final = 60.0
+"""Seconds for the imports of the process, on a host whose cores are busy."""
 
 
 class BoundedWork:
@@ -22,14 +27,17 @@ class BoundedWork:
         command: Sequence[str],
         what: str,
         wait_s: float,
+        bounds: Bounds,
         greeting: Callable[[], object] | None = None,
     ) -> None:
         """Append a file descriptor to ``command``. ``greeting`` makes the first message, in a
-        thread. Requests wait ``wait_s`` seconds for earlier work.
+        thread. Requests wait ``wait_s`` seconds for earlier work. A process that takes longer than
+        ``bounds`` allow is replaced.
         """
         self._command: Final = command
         self._what: Final = what
         self._wait_s: Final = wait_s
+        self._most_s: Final = TRIES * bounds.alarm_s + START_S
         self._greeting: Final = greeting
         self._thread: Final = ThreadPoolExecutor(1, thread_name_prefix=what)
         self._turn: Final = asyncio.Semaphore(1)
@@ -47,9 +55,9 @@ class BoundedWork:
         if self.process is not None:
             self.process.close()
 
-    async def ask(self, order: Any) -> bytes | None:
-        """Return the answer; empty if it took too much, None if the process was lost. Raises
-        OverloadedError if earlier work takes too long.
+    async def ask(self, order: Any) -> bytes:
+        """Return the answer; empty if it took too much. Raises OverloadedError if earlier work
+        takes too long, or the process was lost twice.
         """
         try:
             async with asyncio.timeout(self._wait_s):
@@ -61,16 +69,20 @@ class BoundedWork:
         asking = asyncio.get_running_loop().run_in_executor(self._thread, self._ask, order)
         # Only after the answer, even if its client has left.
         asking.add_done_callback(lambda _: self._turn.release())
-        return await asyncio.shield(asking)
+        said = await asyncio.shield(asking)
+        if said is None:
+            raise OverloadedError(f"the process for {self._what} was lost: try again later")
+        return said
 
     def _ask(self, order: Any) -> bytes | None:
-        try:
-            return self._start().ask(order)
-        except (EOFError, OSError):
-            if self.process is not None:
-                self.process.close()
-                self.process = None
-            return None
+        for _ in range(2):  # forks do the work, so the order did not end the process
+            try:
+                return self._start().ask(order, self._most_s)
+            except (EOFError, OSError):
+                if self.process is not None:
+                    self.process.close()
+                    self.process = None
+        return None
 
     def _start(self) -> "Process":
         if self.process is None:
@@ -91,10 +103,16 @@ class Process:
         self.spawned = SpawnedProcess(lambda end: [*command, str(end)])
         self.connection: Connection[Any, bytes] = Connection(self.spawned.socket.detach())
 
-    def ask(self, order: Any) -> bytes:
-        """Return the answer, in the calling thread."""
-        self.connection.send(order)
-        return self.connection.recv_bytes()
+    def ask(self, order: Any, most_s: float) -> bytes:
+        """Return the answer, in the calling thread. Kill the process if that takes longer."""
+        deadline = threading.Timer(most_s, self.spawned.kill)
+        deadline.daemon = True
+        deadline.start()
+        try:
+            self.connection.send(order)
+            return self.connection.recv_bytes()
+        finally:
+            deadline.cancel()
 
     def close(self) -> None:
         self.spawned.kill()

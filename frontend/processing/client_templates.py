@@ -55,7 +55,7 @@ class ClientTemplates:
         """``default`` is the template of other chats, if it is not the model's."""
         self._renderer = renderer
         self._default = default
-        self._work = BoundedWork(COMMAND, "chat templates", WAIT_S)
+        self._work = BoundedWork(COMMAND, "chat templates", WAIT_S, TEMPLATE_BOUNDS)
         self._formats: Lru[str, str] = Lru(_FORMATS_KEPT)
         self._render_now = renderer.render_messages
         self._render_later = renderer.render_messages_async

@@ -89,7 +89,7 @@ class StructureTrials:
         self._tokenizer = tokenizer
         self._backend = config.structured_outputs_config.backend
         leave_structures_to_trials()
-        self._work = BoundedWork(COMMAND, "structures of answers", WAIT_S, self._vocabulary)
+        self._work = BoundedWork(COMMAND, "structures of answers", WAIT_S, bounds, self._vocabulary)
         self._outcomes: Lru[_Key, bytes] = Lru(KEPT)
         # One at a time per client, so that a client delays another by at most one.
         self._of_clients: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -164,8 +164,6 @@ class StructureTrials:
             said = self._outcomes.get(key)
             if said is None:
                 said = await self._work.ask(structure)
-                if said is None:
-                    raise OverloadedError("the process that tries structures of answers was lost")
                 self._outcomes.put(key, said)
             return said
         finally:

@@ -1,10 +1,14 @@
 """A child process for clients' work ends when nobody needs it, whatever it is doing."""
 
+import os
+import signal
 import threading
 
+import pytest
+
 from common.aio.processes import python_command
-from frontend.bounded.orders import Order
-from frontend.bounded.work import BoundedWork
+from frontend.bounded.orders import TEMPLATE_BOUNDS, Order
+from frontend.bounded.work import BoundedWork, Process
 
 COMMAND = python_command("frontend.bounded.template_server")
 
@@ -16,7 +20,7 @@ async def test_a_process_that_starts_ends_too() -> None:
         starting.set()
         go_on.wait()
 
-    work = BoundedWork(COMMAND, "templates", 10, greeting)
+    work = BoundedWork(COMMAND, "templates", 10, TEMPLATE_BOUNDS, greeting)
     work.start_soon()
     starting.wait()
     work.close()
@@ -26,8 +30,32 @@ async def test_a_process_that_starts_ends_too() -> None:
 
 
 async def test_one_that_was_closed_answers_nothing() -> None:
-    work = BoundedWork(COMMAND, "templates", 10)
+    work = BoundedWork(COMMAND, "templates", 10, TEMPLATE_BOUNDS)
     asking = work.ask(Order("{{ 1 }}", [], {}, {}))
     assert await asking is not None
     work.close()
     assert work.process is not None and not work.process.spawned.alive
+
+
+async def test_a_request_whose_process_is_killed_is_answered_by_another() -> None:
+    work = BoundedWork(COMMAND, "templates", 10, TEMPLATE_BOUNDS)
+    order = Order("{{ 1 }}", [], {}, {})
+    try:
+        said = await work.ask(order)
+        assert work.process is not None
+        os.kill(work.process.spawned.pid, signal.SIGKILL)
+        assert await work.ask(order) == said
+    finally:
+        work.close()
+
+
+def test_a_process_that_stands_still_is_ended() -> None:
+    process = Process(COMMAND)
+    order = Order("{{ 1 }}", ["x" * (1 << 22)], {}, {})  # more than a socket holds
+    try:
+        os.kill(process.spawned.pid, signal.SIGSTOP)
+        with pytest.raises((EOFError, OSError)):
+            process.ask(order, 0.5)
+        assert process.spawned.reap(10) == -signal.SIGKILL
+    finally:
+        process.close()

@@ -107,8 +107,6 @@ async def test_a_lost_process_is_started_again(
     _, before = await ours.render_messages_async(CHAT[1:], params)
     assert templates._work.process is not None
     templates._work.process.spawned.kill()
-    with pytest.raises(VLLMValidationError):
-        await ours.render_messages_async(CHAT[1:], params)
     assert (await ours.render_messages_async(CHAT[1:], params))[1] == before
 
 
