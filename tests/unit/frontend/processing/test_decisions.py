@@ -48,6 +48,7 @@ async def test_pictures_are_decoded_as_they_are_fetched_and_taken(
     """They were a 500, since vLLM asks for their size, or a 400, since no client may send them."""
     kind = pytest.importorskip(MODULE).LiquidStrategy
     strategy = object.__new__(kind)
+    strategy.modalities = frozenset({"image"})  # from 0.33 on set where it is made
     strategy.context = SimpleNamespace(engine_client=preprocessor)
     app = FastAPI()
     app.state.decisions = SimpleNamespace(strategy=strategy)
