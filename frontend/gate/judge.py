@@ -94,6 +94,8 @@ MAX_RENDERED: Final = 1 << 28
 such as ``eos_token`` for each message: 0.9 MB became 1.7 GB, and stopped the event loop for 2.5 s.
 """
 
+_LENGTHS: Final = ("max_completion_tokens", "max_tokens")
+
 MAX_LENGTH_PENALTY: Final = 32.0
 """Exponent by which a beam search weighs lengths. Powers of larger ones are no numbers."""
 
@@ -246,6 +248,9 @@ def _judge_cost(body: Body, max_choices: int, shared: int) -> None:
             f"`use_beam_search` with this `n` and `max_tokens` has more than {MAX_BEAM_CANDIDATES} "
             "log probabilities: ask for fewer choices or tokens"
         )
+    if body.get("use_beam_search") and 0 in map(body.get, _LENGTHS):
+        # Of an empty prompt vLLM has no last token, and no engine would refuse the prompt.
+        raise RequestRejectedError("`use_beam_search` needs `max_tokens` of 1 at least")
     if choices > 1 and any(map(body.get, _REPEATING)):
         _judge_repeated(body)
     if isinstance(detection := body.get("repetition_detection"), dict):
@@ -286,7 +291,7 @@ def _size(value: object) -> int:
 def _beam_candidates(body: Body) -> int:
     beams = _number(body.get("n"))
     # Which of them counts depends on the route.
-    tokens = max(map(_number, map(body.get, ("max_completion_tokens", "max_tokens"))))
+    tokens = max(map(_number, map(body.get, _LENGTHS)))
     return _prompts(body) * tokens * beams * (2 * beams + 1)
 
 

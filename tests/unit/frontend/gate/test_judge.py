@@ -196,6 +196,7 @@ def test_what_clients_send_passes(body: Any) -> None:
             {"use_beam_search": True, "n": 10, "max_tokens": 4000},
             "`use_beam_search` with this `n` and `max_tokens`",
         ),
+        ({"use_beam_search": True, "max_tokens": 0}, "needs `max_tokens` of 1 at least"),
         (
             {"use_beam_search": True, "n": "16", "max_completion_tokens": 300},
             "`use_beam_search` with this `n` and `max_tokens`",
