@@ -241,16 +241,7 @@ def _judge_cost(body: Body, max_choices: int, shared: int) -> None:
             f"tools or structures) has more than {MAX_SHARED} characters when each of them is "
             f"counted with it, and a value as {VALUE_WEIGHT}: send several requests"
         )
-    if _is_beyond(body.get("length_penalty"), MAX_LENGTH_PENALTY):
-        raise RequestRejectedError(f"`length_penalty` is beyond {MAX_LENGTH_PENALTY:g}")
-    if body.get("use_beam_search") and _beam_candidates(body) > MAX_BEAM_CANDIDATES:
-        raise RequestRejectedError(
-            f"`use_beam_search` with this `n` and `max_tokens` has more than {MAX_BEAM_CANDIDATES} "
-            "log probabilities: ask for fewer choices or tokens"
-        )
-    if body.get("use_beam_search") and 0 in map(body.get, _LENGTHS):
-        # Of an empty prompt vLLM has no last token, and no engine would refuse the prompt.
-        raise RequestRejectedError("`use_beam_search` needs `max_tokens` of 1 at least")
+    _judge_beams(body)
     if choices > 1 and any(map(body.get, _REPEATING)):
         _judge_repeated(body)
     if isinstance(detection := body.get("repetition_detection"), dict):
@@ -267,6 +258,21 @@ def _judge_cost(body: Body, max_choices: int, shared: int) -> None:
         raise RequestRejectedError(
             f"`label_token_ids` times `items` is more than {MAX_LABELS}: send several requests"
         )
+
+
+def _judge_beams(body: Body) -> None:
+    if _is_beyond(body.get("length_penalty"), MAX_LENGTH_PENALTY):
+        raise RequestRejectedError(f"`length_penalty` is beyond {MAX_LENGTH_PENALTY:g}")
+    if not body.get("use_beam_search"):
+        return
+    if _beam_candidates(body) > MAX_BEAM_CANDIDATES:
+        raise RequestRejectedError(
+            f"`use_beam_search` with this `n` and `max_tokens` has more than {MAX_BEAM_CANDIDATES} "
+            "log probabilities: ask for fewer choices or tokens"
+        )
+    if 0 in map(body.get, _LENGTHS):
+        # Of an empty prompt vLLM has no last token, and no engine would refuse the prompt.
+        raise RequestRejectedError("`use_beam_search` needs `max_tokens` of 1 at least")
 
 
 def _judge_repeated(body: Body) -> None:
