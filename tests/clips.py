@@ -9,6 +9,7 @@ from typing import Final
 import av
 import numpy as np
 import numpy.typing as npt
+import soundfile  # type: ignore[import-untyped]
 
 from tests.pictures import random_of
 
@@ -25,6 +26,13 @@ def sound(name: str, seconds: float = 1.0) -> bytes:
         file.setsampwidth(2)
         file.setframerate(RATE)
         file.writeframes((_chord(name, seconds) * 32767).astype("<i2").tobytes())
+    return buffer.getvalue()
+
+
+def floats(samples: npt.NDArray[np.float32]) -> bytes:
+    """A WAV file of samples as they are."""
+    buffer = io.BytesIO()
+    soundfile.write(buffer, samples, RATE, format="WAV", subtype="FLOAT")
     return buffer.getvalue()
 
 

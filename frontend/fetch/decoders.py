@@ -13,6 +13,7 @@ from io import BytesIO
 from typing import Any, Final
 
 import cv2
+import numpy as np
 from PIL import Image
 from vllm import envs
 from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, VideoMediaIO
@@ -47,6 +48,9 @@ PIXEL_BYTES = 4
 _SMALL_FRAME: Final = 4096 * 4096
 """Pixels, which take a decoder some 25 MB: such films are opened, and refused by vLLM with their
 size."""
+
+_LOUDEST: Final = 65_504
+"""The largest float16. Floats on the scale of 16-bit integers are below it, resampled too."""
 
 NOT_OPENED: Final = "Could not open video stream"
 """vLLM's error for every film that OpenCV can't open."""
@@ -181,7 +185,10 @@ def _decode_sound(data: bytes, media_io: AudioMediaIO, admit: Callable[[int], No
     size = sound_size(data)
     admit(-(-size.processed // PIXEL_BYTES))
     if isinstance(media_io, SpeechIO):
-        return media_io.load(data, size.processed + SLACK)
+        pieces, seconds = media_io.load(data, size.processed + SLACK)
+        for piece in pieces:
+            _check_samples(piece)
+        return pieces, seconds
     samples, rate = load_audio(
         BytesIO(data),
         sr=None,
@@ -195,4 +202,15 @@ def _decode_sound(data: bytes, media_io: AudioMediaIO, admit: Callable[[int], No
     slack = processed_bytes(SLACK, PROCESSOR_RATE)
     if rate <= 0 or processed_bytes(samples.nbytes, rate) > size.processed + slack:
         raise RefusedError("it is longer than it says")
+    _check_samples(samples)
     return samples, rate
+
+
+def _check_samples(samples: np.ndarray) -> None:
+    """Refuse samples of which encoders make NaN. NaN stay in an engine's KV cache, and spoil the
+    answer to the next request that gets their blocks.
+    """
+    if samples.size and not (samples.min() >= -_LOUDEST and samples.max() <= _LOUDEST):
+        raise RefusedError(
+            f"it has samples that are no numbers, or beyond {_LOUDEST:,}: they lie between -1 and 1"
+        )

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
-from tests.clips import film, sound
+from tests.clips import film, floats, sound
 from tests.e2e.conftest import Endpoint, LetGo
 from tests.e2e.lab import hf_runs, leased
 from tests.e2e.processes import start_frontend, start_plain_vllm, start_worker
@@ -131,6 +132,17 @@ def test_what_is_wrong_is_named(lab: SpeechLab, wrong: dict[str, Any]) -> None:
     if clip is None:
         assert (ours.status_code, ours.json()) == (theirs.status_code, theirs.json())
     assert leased(lab.router) == 0
+
+
+@pytest.mark.parametrize("sample", [np.nan, np.inf, -3e38, 1e17])
+def test_a_sound_of_no_numbers_spoils_no_other_answer(lab: SpeechLab, sample: float) -> None:
+    """NaN stayed in blocks of the KV cache that the next request got."""
+    honest, odd = sound("honest"), floats(np.full(16_000, sample, np.float32))
+    before = lab.ask(TRANSCRIBE, honest)
+    ours = lab.router.http.post(TRANSCRIBE, data={"model": "demo"}, files={"file": ("a.wav", odd)})
+    assert ours.status_code == 400, ours.text
+    assert "no numbers" in ours.json()["error"]["message"]
+    assert lab.ask(TRANSCRIBE, honest) == before
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/chat/completions", "/v1/completions"])

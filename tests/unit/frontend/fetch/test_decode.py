@@ -20,16 +20,17 @@ from PIL import GifImagePlugin, Image, ImageFile, PngImagePlugin
 from vllm import envs
 from vllm.multimodal.image import convert_image_mode
 from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, VideoMediaIO
+from vllm.multimodal.media.audio import load_audio
 
 from frontend.fetch import decoders
 from frontend.fetch.content import Content, decoding_mode
 from frontend.fetch.data_url import read_data_url
-from frontend.fetch.decoders import decode, limit_decoders
+from frontend.fetch.decoders import SpeechIO, decode, limit_decoders
 from frontend.fetch.picture_limit import picture_pixels
 from frontend.fetch.video_limit import count_frames
 from frontend.media_limits.policy import FetchPolicy, MediaError, RefusedError
 from tests.by_version import since_033
-from tests.clips import AV1
+from tests.clips import AV1, floats
 from tests.e2e.processes import run_python
 from tests.fakes.budget import anything
 from tests.pictures import blank_picture, picture
@@ -344,6 +345,24 @@ def test_a_film_larger_than_ffmpeg_may_decode_is_told_the_limit(
         decoded(data, policy, VideoMediaIO(ImageMediaIO()))
     loaded: Any = decoded(data, limited(), VideoMediaIO(ImageMediaIO(), num_frames=1))
     assert loaded.media[0].shape == (1, 112, 112, 3)
+
+
+@pytest.mark.parametrize("sample", [np.nan, np.inf, -np.inf, 3e38, -65_505])
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_samples_that_are_no_numbers(sample: float, in_pieces: bool) -> None:
+    """Encoders made NaN of them, which spoiled others' answers."""
+
+    def load(data: bytes, max_bytes: int) -> Any:
+        samples, rate = load_audio(io.BytesIO(data), sr=None)
+        return np.split(samples, 2), len(samples) / rate
+
+    io_ = SpeechIO(load) if in_pieces else AudioMediaIO()
+    heard = np.zeros(2000, np.float32)
+    heard[1500] = 32_768
+    assert decoded(floats(heard), limited(), io_)
+    heard[1600] = sample
+    with pytest.raises(RefusedError, match="no numbers, or beyond 65,504"):
+        decoded(floats(heard), limited(), io_)
 
 
 @pytest.mark.parametrize("frames", [-1, 3])
