@@ -27,7 +27,12 @@ from frontend.gate.judge import (
 )
 from frontend.http.operator.vllm_routes import ADAPTERS, PROFILER, REFUSED
 from frontend.http.settings import TOKENS_AN_INPUT
-from frontend.request.answer_limits import MAX_LOGPROBS, MAX_OF_ONE, MAX_REPEATED
+from frontend.request.answer_limits import (
+    MAX_LOGPROBS,
+    MAX_OF_ONE,
+    MAX_REPEATED,
+    MEDIUM_AS_TOKENS,
+)
 from frontend.request.call_gate import FEW_CHOICES
 
 _APP: Final = "by vLLM's app"
@@ -112,7 +117,8 @@ several; a value counts as {value_weight} | {shared} |
 `bad_words`, times choices if there are several | {sampled} |
 | log probabilities: candidates of all tokens of several prompts or choices; of one answer that is \
 no stream | {logprobs}; {alone} |
-| tokens of prompts times their choices, where there are several | {repeated} |
+| tokens of prompts times their choices, where there are several; a medium counts as {medium} \
+more | {repeated} |
 | characters of a request times its `questions` | {asked} |
 | `repetition_detection`: `max_pattern_size`, squared, times `min_count` and choices | {compared} |
 | `stream_interval` | {interval} |
@@ -171,6 +177,7 @@ def page() -> str:
         logprobs=f"{MAX_LOGPROBS:,}",
         alone=f"{MAX_OF_ONE:,}",
         few_choices=FEW_CHOICES,
+        medium=MEDIUM_AS_TOKENS,
         repeated=f"{MAX_REPEATED:,}",
         asked=f"{MAX_ASKED:,}",
         compared=f"{MAX_COMPARED:,}",

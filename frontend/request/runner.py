@@ -274,7 +274,7 @@ class RequestRunner:
             processed = await self._processor.process(
                 prompt, request.params, own_id, request.lora_request
             )
-        check_choices(request.params, len(processed.token_ids))
+        check_choices(request.params, len(processed.token_ids), len(processed.media))
         check_logprobs(request.params, len(processed.token_ids), self._processor.vocabulary_size)
         return processed
 

@@ -11,6 +11,7 @@ from frontend.request.answer_limits import (
     MAX_LOGPROBS,
     MAX_OF_ONE,
     MAX_REPEATED,
+    MEDIUM_AS_TOKENS,
     check_choices,
     check_logprobs,
 )
@@ -63,11 +64,19 @@ def test_others_pass(params: SamplingParams | PoolingParams, tokens: int) -> Non
 
 
 def test_choices_repeat_their_prompts_within_a_limit() -> None:
-    check_choices(SamplingParams(n=1), 2 * MAX_REPEATED)
-    check_choices(PoolingParams(), 2 * MAX_REPEATED)
-    check_choices(SamplingParams(n=16), MAX_REPEATED // 32)
+    check_choices(SamplingParams(n=1), 2 * MAX_REPEATED, 0)
+    check_choices(PoolingParams(), 2 * MAX_REPEATED, 0)
+    check_choices(SamplingParams(n=16), MAX_REPEATED // 32, 0)
     with pytest.raises(RequestRejectedError, match="each of its choices"):
-        check_choices(SamplingParams(n=16), MAX_REPEATED // 16)  # together with the one before
+        check_choices(SamplingParams(n=16), MAX_REPEATED // 16, 0)  # together with the one before
+
+
+def test_choices_repeat_their_media_within_a_limit() -> None:
+    most = MAX_REPEATED // MEDIUM_AS_TOKENS
+    check_choices(SamplingParams(n=1), 1000, most)
+    check_choices(SamplingParams(n=16), 1000, most // 32)
+    with pytest.raises(RequestRejectedError, match="a medium as"):
+        check_choices(SamplingParams(n=64), 1000, most // 64)
 
 
 def test_those_of_all_prompts_of_a_request_count() -> None:
