@@ -93,6 +93,9 @@ def _load(archive: zipfile.ZipFile, size: int) -> torch.Tensor:
     ).load()
     if not isinstance(tensor, torch.Tensor):
         raise TensorFileError("it holds something else than a tensor")
+    if not tensor.isfinite().all():
+        # They would stay in an engine's KV cache, and spoil the answer to the next request there.
+        raise TensorFileError("it has values that are no numbers, or infinite")
     return tensor
 
 

@@ -33,6 +33,8 @@ def check_embeds(feature: MultiModalFeatureSpec, width: int) -> None:
         raise RequestRejectedError(f"{name} must be a tensor of (embeddings, {width})")
     if embeds.shape[-1] != width:
         raise RequestRejectedError(f"{name} are {embeds.shape[-1]} wide, the model's are {width}")
+    if not embeds.isfinite().all():  # of NumPy's files, which are not read here
+        raise RequestRejectedError(f"{name} has values that are no numbers, or infinite")
     if embeds.shape[-2] != expected:
         raise RequestRejectedError(
             f"{name} holds {embeds.shape[-2]} embeddings for {expected} placeholder tokens"

@@ -67,6 +67,8 @@ def test_what_torch_save_writes_is_read(tensor: torch.Tensor) -> None:
 
 
 HOSTILE = {
+    "no numbers": saved(torch.full((2, 2), float("nan"))),
+    "infinite numbers": saved(torch.full((2, 2), float("-inf"), dtype=torch.bfloat16)),
     "a call that reserves memory": rewritten(called(b"builtins\nbytearray", 1 << 36)),
     "a call of a storage": rewritten(called(b"torch\nFloatStorage", 1 << 34)),
     "an opcode that reserves memory": rewritten(b"\x80\x05\x96" + (1 << 36).to_bytes(8, "little")),

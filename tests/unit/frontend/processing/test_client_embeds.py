@@ -49,6 +49,16 @@ def test_of_the_models_width(shape: tuple[int, ...]) -> None:
         check_embeds(feature("image_embeds", shape, PLAIN), 8)
 
 
+def test_embeds_that_are_no_numbers_are_refused() -> None:
+    sent = feature("image_embeds", (4, 8), PLAIN)
+    assert sent.data is not None
+    values = sent.data["image_embeds"].data
+    assert isinstance(values, torch.Tensor)
+    values[1, 2] = torch.inf
+    with pytest.raises(RequestRejectedError, match="no numbers"):
+        check_embeds(sent, 8)
+
+
 def test_the_width_of_a_model_whose_encoder_feeds_deeper_layers(tmp_path: Path) -> None:
     MAKERS["qwen3_vl"]().save(tmp_path)
     config = ModelConfig(str(tmp_path), enable_mm_embeds=True)
