@@ -152,9 +152,9 @@ def test_an_answer_goes_on_when_its_worker_hangs_or_dies(
     cards = tmp_path / "cards"
     doomed = start_worker("w2", stack.model, cards, tmp_path)
     rounds = {
-        "engine-stopped": (signal.SIGSTOP, "WorkerStalledError"),
+        "engine-stopped": (signal.SIGSTOP, "stalled"),
         "stopped": (signal.SIGSTOP, None),  # its card runs out meanwhile
-        "killed": (signal.SIGKILL, "WorkerDiedError"),
+        "killed": (signal.SIGKILL, "died"),
     }
     # A worker that was lost stays out for a while: so each round has a frontend of its own.
     servers = {

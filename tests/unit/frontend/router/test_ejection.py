@@ -32,7 +32,7 @@ def ejection(clock: Clock) -> Ejection:
 
 def fail(ejection: Ejection, worker_id: WorkerId = A, times: int = 3) -> None:
     for _ in range(times):
-        ejection.failed(worker_id, RUN, "EngineFailedError")
+        ejection.failed(worker_id, RUN, "engine failed")
 
 
 def circuit(ejection: Ejection, worker_id: WorkerId = A) -> Circuit:
@@ -62,7 +62,7 @@ def test_only_failures_in_a_row_put_a_worker_out(ejection: Ejection) -> None:
     assert ejection.unusable() == set()
     fail(ejection, times=1)
     assert ejection.unusable() == {A}
-    assert ejection.circuit(A) == (Circuit.OPEN, "EngineFailedError")
+    assert ejection.circuit(A) == (Circuit.OPEN, "engine failed")
     assert circuit(ejection, B) is Circuit.CLOSED
 
 
@@ -159,7 +159,7 @@ def test_a_success_while_out_brings_it_back(ejection: Ejection) -> None:
 
 def test_another_incarnation_starts_with_a_clean_record(ejection: Ejection) -> None:
     fail(ejection)
-    ejection.failed(A, Incarnation("2"), "EngineFailedError")
+    ejection.failed(A, Incarnation("2"), "engine failed")
     assert circuit(ejection) is Circuit.CLOSED
     ejection.eject(A, Incarnation("2"), "link_lost")
     ejection.forget(A)

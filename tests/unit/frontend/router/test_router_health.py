@@ -113,7 +113,7 @@ async def test_a_worker_that_fails_again_and_again_is_left_alone_and_tried_later
     router: Router, clock: Clock
 ) -> None:
     fail(router, A)
-    assert router.ejection.circuit(A) == (Circuit.OPEN, "EngineFailedError")
+    assert router.ejection.circuit(A) == (Circuit.OPEN, "engine failed")
     assert {serve(router) for _ in range(10)} == {"b"}
     clock.now += 2.0
     decisions = [route(router), route(router)]
