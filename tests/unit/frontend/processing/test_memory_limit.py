@@ -57,9 +57,10 @@ def test_a_decoder_without_bounds_fails_its_request_alone(hungry: ProcessPool) -
 
 def test_a_process_that_keeps_too_much_is_replaced(hungry: ProcessPool) -> None:
     (before,) = hungry.pids
+    replaced = psutil.Process(before)
     for n in range(2):  # memory that its start gave back since makes room for one
         assert run(hungry, batch_of(image(f"leaking {n}", LEAKING)))
-    psutil.Process(before).wait(60)
+    replaced.wait(60)
     assert run(hungry, batch_of(image("after it")))
     assert hungry.pids != [before]
 
