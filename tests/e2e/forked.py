@@ -1,5 +1,6 @@
 """What :mod:`tests.e2e.fork_server` forks, with the methods of :class:`subprocess.Popen`."""
 
+import contextlib
 import json
 import os
 import queue
@@ -77,7 +78,8 @@ class Forked:
 
     def send_signal(self, number: int) -> None:
         if not self.ended.done():
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and that isn't known yet
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
