@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-import threading
+import socket
+import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
@@ -77,7 +78,7 @@ class BoundedWork:
     def _ask(self, order: Any) -> bytes | None:
         for _ in range(2):  # forks do the work, so the order did not end the process
             try:
-                return self._start().ask(order, self._most_s)
+                return self._start().ask(order)
             except (EOFError, OSError):
                 if self.process is not None:
                     self.process.close()
@@ -87,7 +88,7 @@ class BoundedWork:
     def _start(self) -> "Process":
         if self.process is None:
             greeting = None if self._greeting is None else self._greeting()
-            self.process = Process(self._command)
+            self.process = Process(self._command, self._most_s)
             if self._closed:  # meanwhile, when there was no process to end
                 self.process.close()
                 raise EOFError
@@ -99,20 +100,18 @@ class BoundedWork:
 class Process:
     """One run of the process."""
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], most_s: float) -> None:
+        """Sending and receiving raise OSError if they make no progress for ``most_s`` seconds."""
         self.spawned = SpawnedProcess(lambda end: [*command, str(end)])
+        limit = struct.pack("ll", *divmod(int(most_s * 1e6), 1_000_000))  # timeval, socket(7)
+        for direction in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            self.spawned.socket.setsockopt(socket.SOL_SOCKET, direction, limit)
         self.connection: Connection[Any, bytes] = Connection(self.spawned.socket.detach())
 
-    def ask(self, order: Any, most_s: float) -> bytes:
-        """Return the answer, in the calling thread. Kill the process if that takes longer."""
-        deadline = threading.Timer(most_s, self.spawned.kill)
-        deadline.daemon = True
-        deadline.start()
-        try:
-            self.connection.send(order)
-            return self.connection.recv_bytes()
-        finally:
-            deadline.cancel()
+    def ask(self, order: Any) -> bytes:
+        """Return the answer, in the calling thread. Raises EOFError or OSError: process lost."""
+        self.connection.send(order)
+        return self.connection.recv_bytes()
 
     def close(self) -> None:
         self.spawned.kill()

@@ -185,13 +185,13 @@ async def test_garbage_on_the_port_gets_nothing(
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Handshakes may take as long as a test may."""
-    monkeypatch.setattr(fleet_sockets, "HANDSHAKE_MS", 600_000)
+def handshake_ms(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    monkeypatch.setattr(fleet_sockets, "HANDSHAKE_MS", request.param)
 
 
+@pytest.mark.parametrize("handshake_ms", [600_000], indirect=True)
 async def test_a_stranger_has_no_large_frame_taken(
-    patient: None, service: WorkerService, key: FleetKey
+    handshake_ms: None, service: WorkerService, key: FleetKey
 ) -> None:
     """ZeroMQ takes its memory before the peer has shown a key, and waits for the rest."""
     for length in (FRAME_LIMIT + 1, 4 << 30):
@@ -205,13 +205,9 @@ async def test_a_stranger_has_no_large_frame_taken(
     await check_it_serves(service, key)
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_sockets, "HANDSHAKE_MS", 500)
-
-
+@pytest.mark.parametrize("handshake_ms", [500], indirect=True)
 async def test_a_stranger_who_says_nothing_holds_no_connection(
-    impatient: None, service: WorkerService, key: FleetKey
+    handshake_ms: None, service: WorkerService, key: FleetKey
 ) -> None:
     silent = [await asyncio.open_connection("127.0.0.1", _port(service.endpoint)) for _ in "abc"]
     async with asyncio.timeout(20):  # ZeroMQ's own limit is longer

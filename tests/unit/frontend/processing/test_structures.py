@@ -199,7 +199,7 @@ async def test_a_process_that_was_lost_twice_says_nothing_of_a_structure(
     trials._work.process.spawned.kill()
     await trials.check(asked(regex="after"))
     with monkeypatch.context() as patched:
-        patched.setattr(trials._work, "_most_s", 0.0)  # the next is killed while it starts
+        patched.setattr(trials._work, "_most_s", 0.01)  # shorter than the start of the next
         trials._work.process.spawned.kill()
         with pytest.raises(OverloadedError, match="lost"):
             await trials.check(asked(regex="(once|twice|thrice){9,99}"))
