@@ -223,7 +223,8 @@ class WorkerService:
             if session is not None:
                 session.last_heard = time.monotonic()
             try:
-                frames = join([part.buffer for part in parts], MOST_SUBMIT_BYTES)
+                frames = await join([part.buffer for part in parts], MOST_SUBMIT_BYTES)
+                session = self._sessions.get(address.bytes)  # it may have ended meanwhile
                 message, media = self._codec.decode(frames)
                 await self._handle(address.bytes, session, message, media)
             except ProtocolError as error:

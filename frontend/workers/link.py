@@ -490,7 +490,7 @@ class WorkerLink:
     async def _receive_frames(self) -> Sequence[memoryview]:
         frames = await self._socket.receive()
         self._last_heard = time.monotonic()
-        return join([frame.buffer for frame in frames], MAX_MESSAGE_BYTES)
+        return await join([frame.buffer for frame in frames], MAX_MESSAGE_BYTES)
 
     async def _send(self, message: ToWorker, media: Sequence[Frame] = ()) -> None:
         if self._socket.closed:

@@ -1,3 +1,4 @@
+import asyncio
 import contextlib
 import gc
 import struct
@@ -178,16 +179,28 @@ SIZES = [
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_large_frames_travel_in_pieces(sizes: tuple[int, ...]) -> None:
+async def test_large_frames_travel_in_pieces(sizes: tuple[int, ...]) -> None:
     sent: list[Frame] = [b"\5\0\0\0", *(bytes([n + 1]) * size for n, size in enumerate(sizes))]
     pieces = views(list(split(sent)))
     assert all(len(piece) <= MAX_FRAME_BYTES for piece in pieces)
-    assert [bytes(frame) for frame in join(pieces, 4 * MAX_FRAME_BYTES)] == sent
+    assert [bytes(frame) for frame in await join(pieces, 4 * MAX_FRAME_BYTES)] == sent
 
 
-def test_tensors_of_any_shape_travel_in_pieces() -> None:
+async def test_putting_pieces_together_lets_others_have_turns() -> None:
+    pieces = 256
+    head = b"\1\0\0\0" + struct.pack("<II", 2, pieces)
+    joining = asyncio.ensure_future(join(views([head, b"", *[bytes(1000)] * pieces]), 1))
+    turns = 0
+    while not joining.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns >= pieces // 16
+    assert len((await joining)[2]) == 1000 * pieces
+
+
+async def test_tensors_of_any_shape_travel_in_pieces() -> None:
     tensor = torch.arange(MAX_FRAME_BYTES).reshape(2, -1, 4)
-    *_, whole = join(views(list(split([b"\1\0\0\0", b"", tensor.numpy().data]))), 1)
+    *_, whole = await join(views(list(split([b"\1\0\0\0", b"", tensor.numpy().data]))), 1)
     assert torch.equal(torch.frombuffer(whole, dtype=tensor.dtype), tensor.flatten())
 
 
@@ -199,19 +212,19 @@ def test_tensors_of_any_shape_travel_in_pieces() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_pieces_that_are_not_there_are_refused(cuts: list[tuple[int, int]]) -> None:
+async def test_pieces_that_are_not_there_are_refused(cuts: list[tuple[int, int]]) -> None:
     head = b"\1\0\0\0" + b"".join(struct.pack("<II", *cut) for cut in cuts)
     with pytest.raises(ProtocolError, match="pieces"):
-        join(views([head, b"a", b"b", b"c", b"d"]), 10)
+        await join(views([head, b"a", b"b", b"c", b"d"]), 10)
     with pytest.raises(ProtocolError, match="a first frame of"):
-        join(views([head + b"x", b"a", b"b", b"c", b"d"]), 10)
+        await join(views([head + b"x", b"a", b"b", b"c", b"d"]), 10)
 
 
-def test_pieces_of_too_much_beside_tensors_are_not_put_together() -> None:
+async def test_pieces_of_too_much_beside_tensors_are_not_put_together() -> None:
     head = b"\1\0\0\0" + struct.pack("<II", 1, 2)
     with pytest.raises(ProtocolError, match="3 bytes beside its tensors"):
-        join(views([head, b"ab", b"c", b"tensor"]), 2)
-    assert bytes(join(views([head, b"ab", b"c"]), 3)[1]) == b"abc"
+        await join(views([head, b"ab", b"c", b"tensor"]), 2)
+    assert bytes((await join(views([head, b"ab", b"c"]), 3))[1]) == b"abc"
 
 
 def test_what_a_message_that_cannot_be_read_was_about() -> None:
