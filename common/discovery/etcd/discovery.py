@@ -184,6 +184,7 @@ class CardKeys(Place):
             # Keep just enough of an oversized value to detect its size.
             by_key[each.key]._replace(version=each.revision, content=each.value[:_ENOUGH])
             for each in found
+            if each.key in by_key
         ]
 
     async def close(self) -> None:

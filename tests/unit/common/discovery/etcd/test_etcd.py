@@ -8,7 +8,9 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import grpc
 import pytest
+from aetcd import rpc
 
 from common.discovery import base, watcher
 from common.discovery.base import CardPresent, CardPublisher, CardRefused
@@ -625,3 +627,38 @@ async def test_keys_and_values_larger_than_an_answer_hide_no_card(
         await asking.close()
     finally:
         member.kill()
+
+
+@pytest.mark.parametrize(
+    "keys, more", [((), True), ([b"/fleet/w%d/i0" % n for n in range(client.PAGE + 1)], False)]
+)
+async def test_a_server_that_is_no_etcd_is_not_believed(keys: Sequence[bytes], more: bool) -> None:
+    listed = rpc.RangeResponse(kvs=[rpc.KeyValue(key=key) for key in keys], more=more)
+    stranger = rpc.KeyValue(key=b"/fleet/other/i0", value=b"{}")
+    told = rpc.ResponseOp(response_range=rpc.RangeResponse(kvs=[stranger]))
+    answers = {"Range": listed, "Txn": rpc.TxnResponse(responses=[told])}
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.add_generic_rpc_handlers([
+        grpc.method_handlers_generic_handler("etcdserverpb.KV", {
+            name: _always(answer.SerializeToString()) for name, answer in answers.items()
+        })
+    ])  # fmt: skip
+    await server.start()
+    asking = client.EtcdClient(EtcdAccess((f"127.0.0.1:{port}",)))
+    try:
+        keys_of = CardKeys(asking, "/fleet")
+        with pytest.raises(DiscoveryError, match="etcd lists"):
+            [page async for page in keys_of.pages()]
+        entry = watcher.Entry("/fleet/w0/i0", 1, (W0, I0))
+        assert await keys_of.read([entry]) == []
+    finally:
+        await asking.close()
+        await server.stop(None)
+
+
+def _always(answer: bytes) -> grpc.RpcMethodHandler:
+    async def handle(request: bytes, context: object) -> bytes:
+        return answer
+
+    return grpc.unary_unary_rpc_method_handler(handle)
