@@ -189,7 +189,7 @@ async def _leave(
             await publisher.publish(card.model_copy(update={"state": WorkerState.DRAINING}))
     except (DiscoveryError, TimeoutError) as error:
         # Requests must not be lost for that: frontends learn it when they are refused.
-        logger.warning("the card can't say that this worker leaves: %s", str(error) or "no answer")
+        logger.warning("could not mark the card as draining: %s", str(error) or "no answer")
     logger.info("draining, %d requests are left", service.active_requests)
     draining = asyncio.create_task(service.drain())
     at_once = asyncio.create_task(signals.at_once(args.process.drain_timeout_s))
@@ -198,7 +198,7 @@ async def _leave(
         task.cancel()
     await asyncio.gather(draining, at_once, return_exceptions=True)
     if service.active_requests:
-        logger.warning("%d requests are given up", service.active_requests)
+        logger.warning("the drain timed out: aborting %d requests", service.active_requests)
 
 
 async def _until_stopped(service: WorkerService, leaving: Coroutine[None, None, None]) -> None:

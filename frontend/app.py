@@ -108,7 +108,7 @@ async def _leave_if_stuck(signals: StopSignals) -> None:
     """Drain once too many threads are stuck: only a new process gets rid of them."""
     await WATCHDOG.too_many_stuck()
     logger.error(
-        "more than %d threads are stuck (mmrouter_stuck_threads): draining, to exit with an error",
+        "more than %d threads are stuck (mmrouter_stuck_threads); draining, then exiting",
         MAX_STUCK,
     )
     signals.terminate()

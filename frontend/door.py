@@ -67,7 +67,7 @@ def make_door(
 def _guard(args: FrontendArgs) -> AdminGuard:
     serve, access, is_local = args.serve, args.access, args.serve.uds is not None
     if access.users is None and not is_local and leaves_host(f"tcp://{serve.host}:{serve.port}"):
-        logger.warning("anybody who reaches %s may use this API: set --api-key-file", serve.host)
+        logger.warning("the API on %s is open to everyone: set --api-key-file", serve.host)
     return AdminGuard(
         access.users, access.admins, unix_socket=is_local, isolate=args.isolate_api_keys
     )

@@ -230,7 +230,7 @@ class EventLog:
             _, self._last = unfolded.popleft()
             fold(held, self._last)
         if len(held) > _MOST_BLOCKS:
-            logger.error("more than %d blocks are held: no account is kept of them", _MOST_BLOCKS)
+            logger.error("no more replays: the engine holds more than %d blocks", _MOST_BLOCKS)
             self._give_up()
 
     @contextmanager

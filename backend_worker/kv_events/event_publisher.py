@@ -80,7 +80,7 @@ class Replays:
                 return
             frames = self._socket.recv_multipart()
             if len(frames) != 3 or len(frames[2]) != _NUMBER_BYTES:
-                logger.warning("a request for a replay has %d frames", len(frames))
+                logger.warning("ignored a malformed replay request of %d frames", len(frames))
                 continue
             start = int.from_bytes(frames[2], "big")
             # A repeated request replaces the earlier one.

@@ -122,7 +122,7 @@ class Operations:
             return Outcome.DONE, ""
         if isinstance(operation, WakeUp) and operation.tags is not None:
             operation = WakeUp(self.state.asleep_of(operation.tags))
-        logger.info("an operator wants %s", name)
+        logger.info("an admin requested %s", name)
         self._running = operation
         self._ended.clear()
         if not isinstance(operation, LETS_REQUESTS_IN):
@@ -135,7 +135,7 @@ class Operations:
             self._changed()
             self._open.set()
         if message:
-            logger.warning("%s was not done: %s", name, message)
+            logger.warning("%s failed: %s", name, message)
         return outcome, message[:LONGEST_MESSAGE]
 
     def _hurries(self, operation: Operation) -> bool:
@@ -156,7 +156,7 @@ class Operations:
         self._hurrying = True
         try:
             if error := await self._tried(Pause("abort", clear_cache=False)):
-                logger.warning("requests that are waited for could not be ended: %r", error)
+                logger.warning("could not abort the requests in flight: %r", error)
             await self._ended.wait()
         finally:
             self._hurrying = False

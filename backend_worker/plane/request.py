@@ -263,7 +263,7 @@ class WorkerRequest:
                     await self._engine.settled()
                 await self._ack()
         except Exception as error:
-            logger.exception("request %s did not end well", self._id)
+            logger.exception("cleanup of request %s failed", self._id)
             failure = self._mistake(error)
         try:
             if failure is not None:

@@ -193,7 +193,7 @@ class WorkerService:
         if self._ending:
             _, hanging = await asyncio.wait(self._ending.values(), timeout=CLOSE_S)
             if hanging:
-                logger.warning("the engine did not let go of %d requests", self.active_requests)
+                logger.warning("the engine did not free %d requests in time", self.active_requests)
         await self._media_receiver.close()
         self._gate.close()
         self._socket.close(LINGER_MS)
@@ -216,7 +216,7 @@ class WorkerService:
             try:
                 address, *parts = await self._socket.receive()
             except ProtocolError as error:
-                logger.warning("message of a frontend dropped: %s", error)
+                logger.warning("dropped a message of a frontend: %s", error)
                 continue
             frames: Sequence[memoryview] = ()
             session = self._sessions.get(address.bytes)
@@ -233,7 +233,7 @@ class WorkerService:
             except Exception:
                 # An internal error. Other sessions continue, and this frontend must hear of it.
                 INTERNAL_ERRORS.labels("worker_session").inc()
-                logger.exception("a message could not be handled")
+                logger.exception("handling a message failed")
                 if session is not None:
                     await self._end_session(session, "the worker made a mistake")
             if count % YIELD_EVERY == 0:
@@ -300,7 +300,7 @@ class WorkerService:
     ) -> None:
         """Report an undecodable message, because its sender may wait for an answer."""
         if session is None:
-            logger.warning("message of a stranger ignored: %s", error)
+            logger.warning("ignored a message of an unknown frontend: %s", error)
             return
         logger.warning("message of frontend %s: %s", session.frontend_id, error)
         if about.type == Submit.__struct_config__.tag and about.request_id:

@@ -191,7 +191,7 @@ class PollingWatcher(CardWatcher):
                     backoff.reset()
                     if self._problems:
                         self._problems.clear()
-                        logger.info("cards can be read again")
+                        logger.info("discovery is available again")
                     pause = self._place.poll_s
                 while self._pending:
                     yield self._pending.popleft()
@@ -317,4 +317,4 @@ class PollingWatcher(CardWatcher):
         DISCOVERY_ERRORS.labels("listing").inc()
         if str(error) not in self._problems and len(self._problems) < MAX_PROBLEMS:
             self._problems.add(str(error))
-            logger.error("no cards can be read, the last ones stay: %s", error)
+            logger.error("discovery unavailable (%s); keeping the last known workers", error)

@@ -183,7 +183,7 @@ class Parent:
             except ArenaUnavailableError as error:
                 if plan.arena_needed:
                     raise ConfigurationError(str(error)) from error
-                logger.warning("media will travel inline: %s", error)
+                logger.warning("shared memory is unavailable (%s); media travel inline", error)
             else:
                 arena = self._arena
                 self._keeper = ArenaKeeper(arena)

@@ -142,7 +142,7 @@ class Siblings:
             async with asyncio.timeout(2 * ANSWER_S):
                 got = await self._questions.ask(send)
         except TimeoutError:
-            logger.warning("the parent did not answer about %s: this process answers alone", topic)
+            logger.warning("the parent did not answer about %s; this process answers alone", topic)
             return {}
         if got.silent:
             logger.warning("%d processes did not answer about %s in time", got.silent, topic)
@@ -173,7 +173,7 @@ class Siblings:
         tell = self._tells.get(topic)
         body = None if tell is None else tell(argument)
         if body is not None and len(body) > MOST_BYTES:
-            logger.warning("%d bytes about %s are too many for the others", len(body), topic)
+            logger.warning("%d bytes about %s are too many for other processes", len(body), topic)
             body = None
         if self._parent is not None:
             self._parent.send(Answered(number, body))

@@ -128,11 +128,7 @@ class Child:
         gc.collect()
         kept = private_bytes() - self._at_first
         if kept > KEPT_BYTES:
-            logger.warning(
-                "this process for media kept %d MiB of what it processed, so it ends and another "
-                "takes its place",
-                kept >> 20,
-            )
+            logger.warning("this media process leaked %d MiB; replacing it", kept >> 20)
         return kept > KEPT_BYTES
 
     def _process(self, batch: Batch) -> BatchFailed | tuple[list[EncodedItem], list[Processed]]:
@@ -198,7 +194,7 @@ class Child:
 
 def _failed(batch: Batch, error: Exception) -> BatchFailed:
     if is_out_of_memory(error):
-        logger.warning("%s media take more memory than they may: %s", batch.modality, error)
+        logger.warning("%s processing exceeded its memory limit: %s", batch.modality, error)
         return BatchFailed(Fault.MEMORY, f"this {batch.modality}")
     match error:
         case MediaError():

@@ -199,7 +199,7 @@ class Attempts:
         if wait_s:
             if not self._waits:
                 RETRY_BUDGET_EXHAUSTED.inc()
-                logger.warning("too many requests were tried again, so one waits: %s", self._last)
+                logger.warning("retry budget exhausted; delaying a retry after: %s", self._last)
             self._waits = True
             raise RetryBudgetError(self._last, wait_s)
         self._owes = self._waits = False

@@ -146,7 +146,7 @@ class RequestState:
             DeadlineExceededError: the request's own time is over before that.
         """
         if not self._waits:
-            logger.warning("request %s waits before it goes on", self._name)
+            logger.warning("request %s waits for a worker", self._name)
         self._waits = True
         left = self.deadlines.left_s()
         late = math.inf if left is None else asyncio.get_running_loop().time() + left

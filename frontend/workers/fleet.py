@@ -179,9 +179,7 @@ class Fleet:
         if member.link is None:
             self._keeper.depart(member, "its card is gone")
         else:
-            logger.warning(
-                "the card of worker %s is gone, but its link lives: it stays", run.worker_id
-            )
+            logger.warning("worker %s has no card but a live link; keeping it", run.worker_id)
 
 
 RECONNECT_S = 0.5

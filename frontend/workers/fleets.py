@@ -304,6 +304,6 @@ async def follow(watcher: CardWatcher, apply: Callable[[CardChange], None]) -> N
                 apply(change)
             except Exception:  # counted; a bad card must not block other workers
                 INTERNAL_ERRORS.labels("discovery").inc()
-                logger.exception("a change in discovery was not followed: %r", change)
+                logger.exception("handling a change of workers failed: %r", change)
 
     await supervise("discovery", following, fatal=(DiscoveryError,))

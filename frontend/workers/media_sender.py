@@ -110,7 +110,7 @@ class MediaSender:
         except ArenaUnavailableError as error:
             if mode is not TransferMode.AUTO:
                 raise ConfigurationError(str(error)) from error
-            logger.warning("media will travel inline: %s", error)
+            logger.warning("shared memory is unavailable (%s); media travel inline", error)
             return cls(None, mode)
         try:
             return cls(arena, mode, network)
@@ -264,7 +264,7 @@ class MediaSender:
                 try:
                     await worker.offer_to(offer)
                 except WorkerBusyError as error:
-                    logger.info("another transport is offered later: %s", error)
+                    logger.info("offering another transport later: %s", error)
         return True
 
     async def _start(self, late: LateNixl) -> None:
@@ -273,7 +273,7 @@ class MediaSender:
         try:
             sender = await made_in_thread(start, MmKwargsSender.close)
         except ConfigurationError as error:
-            logger.warning("media go on to travel as they do: %s", error)
+            logger.warning("could not start NIXL (%s); keeping the current transport", error)
             return
         sender.on_change = partial(_tell, loop, self._changed)
         self._begin(sender)
@@ -288,4 +288,4 @@ def _tell(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
     try:
         loop.call_soon_threadsafe(event.set)
     except RuntimeError:
-        logger.debug("the event loop ended before the process that serves the arena")
+        logger.debug("the event loop ended before the process that serves shared memory")

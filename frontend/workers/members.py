@@ -303,7 +303,7 @@ class Serving:
         worker_id = member.card.worker_id
         if left:
             reason = "it is shutting down"
-            logger.info("worker %s leaves: %s", worker_id, reason)
+            logger.info("worker %s is leaving: %s", worker_id, reason)
         else:
             reason = str(lost).removeprefix(f"worker {worker_id} was lost: ")
             logger.warning("%s", lost)

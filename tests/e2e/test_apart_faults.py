@@ -165,7 +165,7 @@ def test_the_fleet_goes_on_while_etcd_is_out_of_reach(desk: Desk) -> None:
             Answer(reader, prompt_of(2), 40).finish()
             reader.until(lambda: not desk.site.published("fast"))
             assert reader.exact() == set(OFF_S)
-        reader.until(lambda: "but its link lives: it stays" in reader.log.read_text())
+        reader.until(lambda: "no card but a live link" in reader.log.read_text())
         assert reader.exact() == set(OFF_S)
     reader.until(lambda: desk.site.published("fast"))
     Answer(reader, prompt_of(3), 40).finish()

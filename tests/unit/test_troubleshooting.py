@@ -75,7 +75,7 @@ def test_each_line_is_one_of_the_source() -> None:
 
 def test_a_line_of_nobody_is_found_out() -> None:
     assert not is_said("worker w0: the coffee is cold")
-    assert not is_said("media will travel inline: the coffee is cold")
+    assert not is_said("shared memory is unavailable (the coffee is cold)")
 
 
 def test_metrics_and_flags_are_there() -> None:

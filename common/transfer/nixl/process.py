@@ -163,13 +163,13 @@ class NixlProcess(Generic[_Sent, _Got]):
             except Exception as error:
                 # An internal error. Without this the thread would end unnoticed.
                 INTERNAL_ERRORS.labels("nixl_process").inc()
-                logger.exception("the thread that looks after a process for NIXL failed")
+                logger.exception("the thread that supervises a NIXL process failed")
                 reason = repr(error)
                 self._settle(ConfigurationError(f"a process for NIXL can't be had: {error!r}"))
             if self._closed.is_set():
                 break
             pause = backoff.next_s(time.monotonic() - began)
-            logger.warning("the process for NIXL is started anew in %.1f s: %s", pause, reason)
+            logger.warning("restarting the NIXL process in %.1f s: %s", pause, reason)
             self._closed.wait(pause)
         self._settle(ConfigurationError("NIXL was shut down"))
 
@@ -195,7 +195,7 @@ class NixlProcess(Generic[_Sent, _Got]):
             while True:
                 if not wait(channel.fileno(), SILENCE_S):
                     if asked and ready:
-                        logger.error("the process for NIXL does not answer, so it is ended")
+                        logger.error("the NIXL process does not answer; restarting it")
                         break
                     asked = ready
                     if ready:
@@ -216,7 +216,7 @@ class NixlProcess(Generic[_Sent, _Got]):
             if not ready and not self._closed.is_set():
                 raise ConfigurationError("a process for NIXL ended before it was ready") from None
         except msgspec.MsgspecError as error:
-            logger.error("the process for NIXL says nonsense, so it is ended: %s", error)
+            logger.error("malformed message from the NIXL process; restarting it: %s", error)
         finally:
             impatience.cancel()
             self._end()

@@ -187,7 +187,7 @@ class NixlPeers:
     def _free_slots_by_force(self) -> None:
         """Restart the process if unresponsive frontends hold all slots."""
         if self._reader.stuck_for > self.deadline / 2:
-            logger.warning("all reads over NIXL are overdue: giving them up")
+            logger.warning("all NIXL reads are overdue; restarting the NIXL process")
             self._reader.restart()
 
     def _all_broke(self) -> None:
@@ -205,7 +205,7 @@ class NixlPeers:
 
     async def _mend(self, offer: NixlOffer) -> None:
         """Reconnect, which NIXL doesn't do by itself. Meanwhile items come inline."""
-        logger.warning("the NIXL connection to %s broke: making a new one", offer.agent)
+        logger.warning("the NIXL connection to %s broke; reconnecting", offer.agent)
         backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
             await asyncio.sleep(backoff.next_s())

@@ -362,7 +362,7 @@ class Connection(HttpToolsProtocol):
             self._watch_reader()
             return
         CONNECTIONS_CUT.labels("slow reader").inc()
-        logger.info("a client did not read its answer: its connection is closed")
+        logger.info("closed the connection of a client that does not read its answer")
         self.transport.abort()
 
 

@@ -146,7 +146,7 @@ async def test_a_worker_joins_and_leaves(town: Town, caplog: pytest.LogCaptureFi
     await until(lambda: not town.fleet.members.names)
     (departure,) = town.fleet.members.departures.recent()
     assert departure.left and departure.reason == "it is shutting down"
-    assert "worker w0 leaves: it is shutting down" in caplog.text
+    assert "worker w0 is leaving: it is shutting down" in caplog.text
     assert "lost" not in caplog.text
 
 

@@ -107,7 +107,7 @@ async def test_etcd_is_killed_and_comes_back_with_its_data(
         member.start()
         await drain(publisher)
         assert await next_change == CardPresent(DRAINING)
-        assert "cards can be read again" in caplog.messages
+        assert "discovery is available again" in caplog.messages
         await until(lambda: "the lease of the card is renewed again" in caplog.messages)
 
 

@@ -157,7 +157,7 @@ def test_a_failing_listing_is_said_once(
 
     monkeypatch.setattr(os, "listdir", fails)
     reader.wait(LEASE_S)
-    assert len([one for one in caplog.records if "no cards can be read" in one.message]) == 1
+    assert len([one for one in caplog.records if "discovery unavailable" in one.message]) == 1
 
 
 def test_a_directory_that_others_may_write_to_from_now_on_keeps_the_last_view(
