@@ -42,6 +42,17 @@ _OF_VOCABULARY: Final = 1 << 19
 _ENDLESS: Final = 1 << 20
 
 
+def prompt_weight(prompt: object, choices: int = 1) -> int:
+    """Return the tokens of a rendered prompt, and :data:`MEDIUM_AS_TOKENS` for each of its media
+    and choices; 0 for embeddings and for a prompt that is not rendered.
+    """
+    if not isinstance(prompt, dict):
+        return 0
+    decoded = prompt.get("decoder_prompt", prompt)
+    media = sum(map(len, decoded.get("mm_placeholders", {}).values()))
+    return len(decoded.get("prompt_token_ids") or ()) + MEDIUM_AS_TOKENS * media * choices
+
+
 def check_structure(params: object) -> None:
     """Raise RequestRejectedError if a request's structure is too large."""
     wanted = params.structured_outputs if isinstance(params, SamplingParams) else None

@@ -104,7 +104,7 @@ class CallGate:
     async def call(
         self, deadlines: Deadlines, tokens: int, choices: int = 1
     ) -> AsyncIterator[Callable[[], None]]:
-        """Run a call of this task's request, once there is room. ``tokens`` are its prompt's.
+        """Run a call of this task's request, once there is room. ``tokens`` weigh its prompt.
 
         Give a function to call once an engine has computed the answer: a client that does not read
         it keeps only its own calls from starting.

@@ -28,6 +28,7 @@ from common.observability.telemetry import REQUESTS
 from frontend.asgi import as_vllm_error
 from frontend.processes import Siblings
 from frontend.processing import Preprocessor
+from frontend.request.answer_limits import prompt_weight
 from frontend.request.call_gate import CallGate, batch_of_request
 from frontend.request.runner import GenerateRequest, RequestRunner
 from frontend.router import (
@@ -110,9 +111,10 @@ class RoutedEngineClient(EngineClient):
             reasoning_parser_kwargs=reasoning_parser_kwargs,
             deadlines=deadlines,
         )
+        tokens = prompt_weight(prompt, sampling_params.n)
         try:
             async with (
-                self._gate.call(deadlines, _tokens(prompt), sampling_params.n) as computed,
+                self._gate.call(deadlines, tokens, sampling_params.n) as computed,
                 aclosing(self._runner.run(request, computed)) as outputs,
             ):
                 async for output in outputs:
@@ -206,7 +208,7 @@ class RoutedEngineClient(EngineClient):
         )
         try:
             async with (
-                self._gate.call(deadlines, _tokens(prompt)),
+                self._gate.call(deadlines, prompt_weight(prompt)),
                 aclosing(self._runner.run(request)) as outputs,
             ):
                 async for output in outputs:
@@ -278,11 +280,6 @@ def _forgetting_media(preprocessor: Preprocessor) -> Callable[[bytes], bytes]:
         return b""
 
     return forget
-
-
-def _tokens(prompt: object) -> int:
-    """Return the number of a rendered prompt's tokens; 0 for embeddings and for other prompts."""
-    return len(prompt.get("prompt_token_ids") or ()) if isinstance(prompt, dict) else 0
 
 
 def _not_routed(what: str) -> NoReturn:

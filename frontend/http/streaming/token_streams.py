@@ -55,7 +55,7 @@ from frontend.http.streaming.whole_answers import (
     deferring,
     entries,
 )
-from frontend.request import DirectEvents
+from frontend.request import DirectEvents, prompt_weight
 from frontend.request_context import current_context
 
 _Serving = TypeVar("_Serving", bound="_Streaming")
@@ -75,7 +75,8 @@ _HEADS_ONLY: Final = frozenset(
 """Layers of the app that look at heads of answers and at no events."""
 
 MAX_BEAM_TOKENS: Final = 1 << 26
-"""Tokens of a prompt times beams times tokens to generate: 0.5 GB if beams end at each of these."""
+"""Tokens of a prompt times beams times tokens to generate: 0.5 GB if beams end at each of these.
+Engines read media again for each, so these count as in :func:`prompt_weight`."""
 
 _UNREADABLE: Final = (
     AssertionError,
@@ -150,7 +151,7 @@ class _Streaming(BeamSearchOnlineMixin):
         Without ``max_tokens`` the answer ends where a gate would have refused it, with the reason
         ``length``: the limit on log probabilities would reject all of it then, after a minute.
         """
-        tokens = len(prompt.get("decoder_prompt", prompt).get("prompt_token_ids", ()))
+        tokens = prompt_weight(prompt)
         beams = params.beam_width
         most = max(1, MAX_BEAM_CANDIDATES // (beams * (2 * beams + 1)))
         params.max_tokens = min(params.max_tokens, most)
@@ -159,7 +160,7 @@ class _Streaming(BeamSearchOnlineMixin):
                 RequestRejectedError(
                     "a beam search repeats its prompt for each of its beams and tokens, more than "
                     f"{MAX_BEAM_TOKENS} tokens here: ask for fewer with `n` or `max_tokens`, or "
-                    "send a shorter prompt"
+                    "send a shorter prompt, or fewer media"
                 )
             )
         async with aclosing(

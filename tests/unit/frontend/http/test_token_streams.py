@@ -204,18 +204,30 @@ async def test_other_faults_are_no_clients(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("beams", "steps", "tokens", "taken"),
-    [(4, 256, 8_000, True), (2, 1 << 20, 1_000, True), (16, 240, 20_000, False)],
+    ("beams", "steps", "tokens", "media", "taken"),
+    [
+        (4, 256, 8_000, 0, True),
+        (2, 1 << 20, 1_000, 0, True),
+        (16, 240, 20_000, 0, False),
+        (10, 200, 1_000, 20, True),
+        (10, 200, 1_000, 200, False),
+    ],
 )
 @pytest.mark.parametrize("kind", [Chats, Completions])
 async def test_a_beam_search_repeats_no_prompt_without_bound(
-    kind: Any, beams: int, steps: int, tokens: int, taken: bool, monkeypatch: pytest.MonkeyPatch
+    kind: Any,
+    beams: int,
+    steps: int,
+    tokens: int,
+    media: int,
+    taken: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def search(*_: object, **__: object) -> AsyncGenerator[str]:
         yield "found"
 
     monkeypatch.setattr(BeamSearchOnlineMixin, "beam_search", search)
-    prompt = {"prompt_token_ids": [1] * tokens}
+    prompt = {"prompt_token_ids": [1] * tokens, "mm_placeholders": {"image": [None] * media}}
     params = BeamSearchParams(beam_width=beams, max_tokens=steps)
     found = object.__new__(kind).beam_search(prompt, "id", params)
     if taken:

@@ -1,23 +1,32 @@
 """What vLLM's routes ask of the engine as a whole."""
 
+import asyncio
 import json
 import time
+from collections.abc import AsyncGenerator, Callable
 from types import SimpleNamespace
-from typing import cast
+from typing import Final, cast
+from unittest.mock import MagicMock
 
 import pytest
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.exceptions import GracefulHTTPError
+from vllm.inputs import EngineInput
+from vllm.sampling_params import SamplingParams
 
 from common.errors import NoWorkerError
 from frontend.asgi import error_answer
 from frontend.processes import Siblings
 from frontend.processes.siblings import Tell
 from frontend.processing import Preprocessor
-from frontend.request import RequestRunner, RoutedEngineClient
-from frontend.router import Router
+from frontend.request import FaultSettings, RequestRunner, RoutedEngineClient
+from frontend.request.deadlines import Deadlines
+from frontend.request_context import begin
+from frontend.router import Router, Slots
 from frontend.router.selection import LoadTracker
 from frontend.workers import Fleet
+
+SLOTS: Final = Slots(64, 64, 0, 60_000)
 
 
 class Process:
@@ -77,3 +86,38 @@ async def test_without_workers_health_says_what_it_says_before_the_first_one() -
     later = create_error_response(caught.value).model_dump()
     assert later == json.loads(bytes(error_answer("no worker is available", 503).body))
     assert later["error"]["type"] == "Service Unavailable"
+
+
+@pytest.mark.parametrize(("choices", "begun"), [(1, 4), (4, 1)])
+async def test_calls_of_one_request_with_media_take_turns(choices: int, begun: int) -> None:
+    """Engines read all media again for each choice of each call, however few tokens they have."""
+    started = 0
+    end = asyncio.Event()
+
+    async def run(request: object, computed: Callable[[], None]) -> AsyncGenerator[object]:
+        nonlocal started
+        started += 1
+        await end.wait()
+        yield request
+
+    client = RoutedEngineClient(
+        cast(Preprocessor, MagicMock()),
+        cast(Fleet, None),
+        cast(Router, SimpleNamespace(load=SimpleNamespace(slots=lambda: SLOTS))),
+        cast(RequestRunner, SimpleNamespace(deadlines=lambda: Deadlines(FaultSettings()), run=run)),
+        1024,
+    )
+    prompt = {"prompt_token_ids": [1] * 90, "mm_placeholders": {"image": [None] * 20}}
+
+    async def call() -> None:
+        params = SamplingParams(n=choices)
+        async for _ in client.generate(cast(EngineInput, prompt), params, "id"):
+            pass
+
+    begin()
+    calls = [asyncio.create_task(call()) for _ in range(9)]
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert started == begun + 1  # the first is no bulk call
+    end.set()
+    await asyncio.gather(*calls)
