@@ -13,7 +13,7 @@ Incarnation = NewType("Incarnation", str)
 
 RequestId = NewType("RequestId", str)
 """Name of one ``generate`` call, made by the frontend so that no other call anywhere has it
-and nobody can guess it. Never the id that a client chose."""
+and no client can guess it. Never the id that a client chose."""
 
 MmHash = NewType("MmHash", str)  # vLLM's content hash of one media item and its processor settings
 

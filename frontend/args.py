@@ -247,9 +247,7 @@ def _access(serve: Namespace, settings: KeySettings) -> AccessKeys:
     serve.api_key = [""]  # with none vLLM would take the environment's
     access = AccessKeys(given, settings)
     if settings.isolate_api_keys and access.users is None:
-        raise ConfigurationError(
-            "isolating API keys isolates nobody without --api-key or --api-key-file"
-        )
+        raise ConfigurationError("--isolate-api-keys needs --api-key or --api-key-file")
     return access
 
 

@@ -66,7 +66,7 @@ def _placeholder(part: MediaPart) -> PlaceholderRange:
 
 
 AnyOutput: TypeAlias = RequestOutput | PoolingRequestOutput
-"""What an engine says of a request that generates, or of one that pools."""
+"""An engine's output of a generating or of a pooling request."""
 
 
 def ask(

@@ -55,7 +55,7 @@ def check_launch(config: VllmConfig) -> None:
 
 
 USAGE: Final = UsageContext.OPENAI_API_SERVER
-"""As whom vLLM sees a worker. It chooses the sizes of batches by that, where nobody gave them."""
+"""Usage context given to vLLM, which chooses its default batch sizes by it."""
 
 
 def prepare_environment(host: str) -> None:

@@ -3,7 +3,7 @@
 Between two steps an engine has xgrammar make a mask for the next token of each answer with a
 structure, and no other request goes on meanwhile. An ambiguous grammar of 60 bytes takes longer
 with each token, without end; 64 choices of a structure that takes 0.04 s for each take 2.5 s in
-every step. What a trial at the frontend sees is the beginning of one answer only.
+every step. A frontend's trial covers the first tokens of one answer only.
 """
 
 import re

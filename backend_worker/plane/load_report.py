@@ -26,7 +26,7 @@ from common.request_plane.protocol import (
 from common.request_plane.step_sums import RankStatus
 
 REPORT_PAUSE_S = 0.005
-"""How long nobody is told more of others' load, for each frontend that was told: so that this
+"""Pause between load reports to other frontends, for each frontend told: so that this
 costs a worker the same with two frontends and with forty. The first change is told at once."""
 
 STEPS_PAUSE_S = 1.9  # minimum interval between reports of step sums to a frontend
@@ -113,7 +113,7 @@ class LoadReports:
 
 
 FRESH_S: Final = 1.0
-"""A page that is not older is given to whoever asks: making one takes milliseconds."""
+"""Maximum age, in seconds, of a cached page: rendering one takes milliseconds."""
 
 
 Send = Callable[[Session, Figures], Awaitable[None]]

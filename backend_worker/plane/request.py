@@ -67,7 +67,7 @@ _FAILURES: Final[dict[type[Exception], FailureKind]] = {
     EngineGoneError: FailureKind.ENGINE_DEAD,
     EngineFailedError: FailureKind.ENGINE,
 }
-"""What the frontend is told; the first that fits."""
+"""Kinds of failure reported to the frontend; the first match counts."""
 
 
 class ServingEngine(Protocol):

@@ -78,7 +78,7 @@ NO_SESSION: Final = (
     "it has no session for this frontend: the worker was restarted, or has ended the session; "
     "this frontend connects again"
 )
-"""Told to whoever speaks without a session."""
+"""Answer to a peer without a session."""
 
 SILENT: Final = (
     f"the worker heard nothing from this frontend for {SESSION_TIMEOUT_S:.0f} s, so it ended the "

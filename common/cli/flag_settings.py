@@ -24,7 +24,7 @@ from pydantic.fields import FieldInfo
 from common.errors import ConfigurationError
 
 EMPTY: Final = "is empty: leave it out if that is not meant"
-"""What is said of a flag or a key whose text is a variable of a shell that is not set."""
+"""Error for a flag or key set to an empty text, such as an unset shell variable."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ _UNITS: Final = {
 
 
 Layer: TypeAlias = Literal["flag", "environment", "file"]
-"""Who says something, the first of them first."""
+"""Sources of a setting, in order of precedence."""
 
 
 class Given(NamedTuple):

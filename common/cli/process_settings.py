@@ -21,7 +21,7 @@ class ProcessSettings(FlagSettings):
     fleet_key_file: Path | None = Field(
         None,
         description="secret file of the fleet, from `mmrouter fleet-key new PATH`; with "
-        "it workers and frontends encrypt what they say, and answer nobody else",
+        "it workers and frontends encrypt their traffic, and reject all other peers",
     )
     drain_timeout_s: Seconds = Field(
         60.0, description="how long requests may take to finish after SIGTERM"

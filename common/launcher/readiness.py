@@ -59,7 +59,7 @@ STAGES: Final = (
     (rb"Initializing a V1 LLM engine ", "starting its device"),
     (rb"Resolved architecture: ", "starting its engine"),
 )
-"""What a worker's log says, the last of its start first, and what it does then."""
+"""Lines of a worker's log, and the step of its start; the latest step first."""
 
 FRONTENDS: Final = {
     "busy": "it is there and does not answer yet",

@@ -23,7 +23,7 @@ MAX_PICKLE: Final = 16 << 10
 MAX_RECORDS: Final = 64  # files in the archive; ``torch.save`` makes seven of one tensor
 
 _ENTRY: Final = b"PK\x01\x02"
-"""What each entry of an archive's directory begins with, which is read as a whole."""
+"""Signature of an entry in an archive's directory, which is read as a whole."""
 
 _OPCODES: Final = (
     *(pickle.PROTO, pickle.STOP, pickle.MARK, pickle.GLOBAL, pickle.REDUCE, pickle.BINPERSID),
@@ -32,7 +32,7 @@ _OPCODES: Final = (
     *(pickle.BINUNICODE, pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1),
     *(pickle.NEWTRUE, pickle.NEWFALSE, pickle.NONE),
 )
-"""Those that a tensor needs. Others reserve memory for what a file only claims to have."""
+"""Opcodes that a tensor needs. Others allocate memory for sizes that a file only claims."""
 
 _DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
     {

@@ -188,7 +188,7 @@ INTERNAL_ERRORS = Counter(
 )
 TASK_FAILURES = Counter(
     "mmrouter_task_failures",
-    "Times a long-lived task met an error that nobody expected and was begun again, by task",
+    "Restarts of long-lived tasks after an unexpected error, by task",
     ["task"],
 )
 DISCOVERY_ERRORS = Counter(

@@ -219,7 +219,7 @@ def stack_of(frame: FrameType | None) -> str:
 
 
 LOOP_INTERVAL_S: Final = 0.25
-"""How often it is looked. What blocks for longer is seen whole, what is shorter now and then."""
+"""Polling interval. Longer stalls are always seen, shorter ones only sometimes."""
 
 
 async def measure_loop_delay() -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 import msgspec
 
 PauseMode: TypeAlias = Literal["abort", "wait", "keep"]
-"""What becomes of requests that run: they end as they are, are waited for, or stand still."""
+"""Fate of requests in flight: aborted, waited for, or kept paused."""
 
 Tag: TypeAlias = Literal["weights", "kv_cache", "scheduling"]  # parts of an engine to wake up
 

@@ -64,7 +64,7 @@ class NixlSettings(FlagSettings):
     allow_tcp: bool = Field(
         False,
         description="let NIXL use TCP, over loopback unless --nixl-interface says otherwise. TCP "
-        "does not protect memory: whoever reaches the port can read and overwrite the memory of "
+        "does not protect memory: a peer on the port can read and overwrite the memory of "
         "the process that serves the arena, and of the one that reads for a worker. These hold "
         "nothing else, and what was overwritten is found out; but media can be read by all on "
         "that network",

@@ -164,7 +164,7 @@ IRRELEVANT: Mapping[str, str] = MappingProxyType(
 IDLE: Mapping[str, str] = MappingProxyType(
     {"aggregate_engine_logging": "workers write no statistics on the log"}
 )
-"""Those that would do nothing in a worker either, since nobody asks for it."""
+"""Arguments without effect in a worker."""
 
 
 def check_arguments(args: AsyncEngineArgs) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vllm.renderers import BaseRenderer
 
 SUPPORTED: Final = ("0.32.0", "0.33.0")
-"""Those that this was built on and tested with. ``pyproject.toml`` installs nothing else."""
+"""Supported versions of vLLM. ``pyproject.toml`` installs no others."""
 
 BUILD: Final[str] = __version__
 

@@ -79,7 +79,7 @@ _ELSEWHERE: Final = {
     "weights": ("load_format", "model_loader_extra_config", "model_weights"),
     "tokenizer": ("tokenizer", "skip_tokenizer_init", "tokenizer_mode", "config_format"),
 }
-"""What is not looked for in the directory if one of these engine arguments is given."""
+"""Files that the check skips if one of these engine arguments is given."""
 
 _LFS: Final = b"version https://git-lfs"
 

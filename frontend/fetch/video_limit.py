@@ -27,8 +27,8 @@ READABLE_FILMS: Final = "H.264, HEVC, VP8 or VP9 in MP4, WebM or Matroska"
 """Codecs that every build of OpenCV decodes, for error messages."""
 
 MAX_FRAME_PIXELS: Final = 8192 * 4320
-"""Those of 8K. A codec keeps up to 17 frames, of up to six bytes a pixel: 67 megapixels took 3.7 GB
-for a film of 200 KB."""
+"""Pixels of an 8K frame. A codec keeps up to 17 frames, of up to six bytes a pixel: 67 megapixels
+took 3.7 GB for a film of 200 KB."""
 
 
 def limit_video(

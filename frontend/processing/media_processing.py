@@ -87,9 +87,9 @@ class MediaProcessing:
         self._once = ProcessedOnce(store, backend, longest_prompt(renderer.get_mm_processor()))
         self._by_renderer = RendererProcessing(renderer, store)
         self.hashed = HashedItems()
-        """The items of all rendered prompts that are still about."""
+        """The items of all rendered prompts that are still referenced."""
         self.by_options = HashedItems()
-        """Those of them that a request's ``mm_processor_kwargs`` helped to make."""
+        """The subset that a request's ``mm_processor_kwargs`` influenced."""
         self.defers = may_defer(renderer.get_mm_processor())
         """Whether media may come as :class:`DeferredMedium`."""
 

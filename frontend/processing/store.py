@@ -50,7 +50,7 @@ class ArenaStore(ProcessedStore):
     def __init__(self, arena: ArenaAccess) -> None:
         self._arena = arena
         self.directory = MediaClaims(arena) if isinstance(arena, SharedArena) else None
-        """What the processes know together that share the arena; None if it is one's own."""
+        """Directory shared by the processes of one arena; None if the arena is private."""
 
     def get(self, mm_hash: MmHash) -> Processed | None:
         return self._kept(self._arena.lease(mm_hash))

@@ -73,7 +73,7 @@ _Key = bytes
 
 @dataclass
 class _Choices:
-    """Those of the request that have a structure, over all of its prompts."""
+    """Choices of a request that have a structure, over all of its prompts."""
 
     count: int = 0
 

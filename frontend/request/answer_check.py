@@ -56,7 +56,7 @@ class AnswerCheck:
             if not self._asked:
                 if one.logprobs:
                     raise WorkerGarbledError(
-                        "a worker gave log probabilities that nobody asked for"
+                        "a worker sent log probabilities that the request did not ask for"
                     )
             elif len(one.logprobs or ()) < len(one.token_ids):
                 raise WorkerGarbledError("a worker left out log probabilities that were asked for")

@@ -33,7 +33,7 @@ prompt again for each, in the engine's process: 52,000 tokens with 40 choices, i
 others waiting for 1.2 seconds, with 1,000 choices for half a minute."""
 
 MEDIUM_AS_TOKENS: Final = 512
-"""What each medium counts beside its tokens. Each choice hands it to the engine again, which took
+"""Weight of a medium, in tokens, beside its own. Each choice hands it to the engine again, for
 0.3 ms: 200 small pictures with 64 choices, in 54 KB, kept others waiting for 4 seconds."""
 
 _OF_VOCABULARY: Final = 1 << 19

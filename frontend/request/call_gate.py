@@ -38,7 +38,7 @@ FEW_CHOICES: Final = 16
 
 
 class Size(NamedTuple):
-    """What a call takes of an engine."""
+    """Share of an engine that a call occupies."""
 
     choices: int
     tokens: int

@@ -37,7 +37,7 @@ Client: TypeAlias = tuple[Tenant, str]
 
 
 class NewTokens(Protocol):
-    """What the counting reads of vLLM's ``CompletionOutput``."""
+    """Fields of vLLM's ``CompletionOutput`` that the count needs."""
 
     index: int
     token_ids: Sequence[int]

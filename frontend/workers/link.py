@@ -98,7 +98,7 @@ SHARE = 0.25
 take a hundredth."""
 
 BURST_S = 0.02
-"""Such messages that are handled at once, in seconds. One of 16 MB may take longer."""
+"""Budget for such messages handled in a row, in seconds. One of 16 MB may take longer."""
 
 MAX_PAUSE_S = 1.0
 """Maximum pause after them: perhaps this process was stopped meanwhile."""

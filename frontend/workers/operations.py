@@ -70,7 +70,7 @@ async def _perform(member: Member, operation: Operation, timeout_s: float) -> Pe
     except WorkerBusyError as error:
         outcome, message = Outcome.REFUSED, str(error)
     except WorkerLostError as error:
-        message = f"{error}; nobody knows whether it was done"
+        message = f"{error}; it is unknown whether it was done"
     seconds = round(time.monotonic() - began, 3)
     return Performed(member.card.worker_id, member.card.incarnation, outcome, message, seconds)
 

@@ -258,7 +258,7 @@ async def test_a_worker_that_goes_away_in_the_middle(office: Office) -> None:
     await office.first.close()
     status, body = await asking
     assert (status, outcomes(body)) == (502, {"w0": "failed", "w1": "done"})
-    assert "nobody knows whether it was done" in body["workers"][0]["message"]
+    assert "it is unknown whether it was done" in body["workers"][0]["message"]
 
 
 async def test_another_run_of_the_name_is_another_worker(office: Office) -> None:

@@ -32,7 +32,7 @@ _CHANNEL_OPTIONS: Final = (
 )
 
 _BROKEN: Final = (OSError, TimeoutError, asyncio.InvalidStateError, grpc.aio.BaseError)
-"""What breaks on our side of a call, beside what gRPC says of it."""
+"""Local failures of a call, beside gRPC's status codes."""
 
 _ANSWERS: Final = frozenset(
     {
@@ -44,10 +44,10 @@ _ANSWERS: Final = frozenset(
         grpc.StatusCode.PERMISSION_DENIED,
     }
 )
-"""What another member would say as well."""
+"""Status codes that any member of the cluster would return."""
 
 _OLD_TOKEN: Final = "etcdserver: revision of auth store is old"
-"""It sounds like an answer, but a new token is taken: somebody has changed users or roles."""
+"""Users or roles have changed. A new token is accepted, so the call is retried."""
 
 
 _TOO_LARGE: Final = "Received message larger than max"

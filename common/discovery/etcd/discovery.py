@@ -150,7 +150,7 @@ class EtcdCardPublisher(RenewedPublisher):
         if lost:
             DISCOVERY_ERRORS.labels("lost").inc()
             logger.warning(
-                "card %s was lost or changed by somebody else: written again", self._name.decode()
+                "card %s was lost or changed by another process; rewriting it", self._name.decode()
             )
 
 

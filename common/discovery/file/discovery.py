@@ -72,7 +72,7 @@ class CardFile:
                 self._written = write(directory, self._name, self._content)
         DISCOVERY_ERRORS.labels("lost").inc()
         logger.warning(
-            "card %s was lost or changed by somebody else: written again",
+            "card %s was lost or changed by another process; rewriting it",
             self._directory / self._name,
         )
 
@@ -179,7 +179,7 @@ def _sweep(path: Path, before: dict[str, Version]) -> dict[str, Version]:
                 now[name] = Version.of(status)
                 if stat.S_ISREG(status.st_mode) and now[name] == before.get(name):
                     os.unlink(name, dir_fd=directory)
-                    logger.info("card %s was removed: nobody has renewed it for long", path / name)
+                    logger.info("removed the stale card %s", path / name)
     return now
 
 

@@ -52,7 +52,7 @@ _BROKEN: Final = (
     ValueError,
     RuntimeError,
 )
-"""What breaks on our side of a call. A TimeoutError is an OSError."""
+"""Local failures of a call. A TimeoutError is an OSError."""
 
 
 class KubernetesRefusedError(DiscoveryError):
@@ -314,7 +314,7 @@ _ODD: Final = (
     AttributeError,
     LookupError,
 )
-"""What the client says of a file that makes no sense."""
+"""Errors that the client library raises for a malformed file."""
 
 CREDENTIALS_S: Final = 15.0
 """How long a program that a kubeconfig names may take to get credentials."""

@@ -115,7 +115,7 @@ class KubernetesCardPublisher(RenewedPublisher):
             await self._write()
         DISCOVERY_ERRORS.labels("lost").inc()
         logger.warning(
-            "the card in Lease %s was lost or changed by somebody else: written again", name
+            "the card in Lease %s was lost or changed by another process; rewriting it", name
         )
 
     async def _write(self) -> None:
@@ -169,7 +169,7 @@ class KubernetesCardPublisher(RenewedPublisher):
                             now[lease.name] = lease.metadata.resource_version
                             if now[lease.name] == before.get(lease.name):
                                 await self._client.delete(lease.name, unless_changed=lease)
-                                logger.info("Lease %s was deleted: nobody renews it", lease.name)
+                                logger.info("deleted the stale Lease %s", lease.name)
                 before = now
             except DiscoveryError as error:
                 logger.debug("no Leases of dead workers were deleted: %s", error)

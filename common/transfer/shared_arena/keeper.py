@@ -35,7 +35,7 @@ from common.transfer.shared_arena.messages import (
 logger = logging.getLogger(__name__)
 
 QUARANTINE_S: Final = 45.0
-"""For how long nobody else gets the memory of a process that is gone. Its workers notice after
+"""Quarantine of a dead process's memory, in seconds. Its workers notice the death after
 15 s of silence at most, then end its requests and let their engines settle; helpers of its own
 that were writing end with it."""
 

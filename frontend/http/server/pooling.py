@@ -1,7 +1,7 @@
 """Pooling requests (embeddings, scores, classes, rewards): rendered like all others, within limits.
 
-The only file that touches vLLM's serving classes for them. Those would render, and fetch media, on
-the tokenizer's thread, which all prompts need, or on the event loop.
+The only file that touches vLLM's serving classes for them. These classes would render, and fetch
+media, on the tokenizer's thread, which all prompts need, or on the event loop.
 """
 
 import asyncio

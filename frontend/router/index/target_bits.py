@@ -27,7 +27,7 @@ class TargetBits:
         self.live = 0
         """Slots of registered targets, as a mask."""
         self.grouped = 0
-        """Those of targets with more than one slot, as a mask."""
+        """Slots of targets with more than one slot, as a mask."""
         self._slots: dict[Target, dict[int, int]] = {}
         self._epochs: dict[Target, int] = {}
         self._epoch = 0
