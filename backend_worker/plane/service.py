@@ -41,6 +41,7 @@ from common.request_plane.protocol import (
     PROTOCOL_VERSION,
     SESSION_TIMEOUT_S,
     SHUTTING_DOWN,
+    SLOWEST_LINE,
     Abort,
     Ack,
     AskFigures,
@@ -51,6 +52,7 @@ from common.request_plane.protocol import (
     Leave,
     Offer,
     Operate,
+    Ping,
     Refused,
     Status,
     Submit,
@@ -292,8 +294,10 @@ class WorkerService:
                 self._aside(self._renew_offer(session, parse_offer(message.offer)), session)
             case Operate(number, operation):
                 self._aside(self._operations.answer(session, number, operation), session)
-            case AskFigures(number):  # a Ping needs no action
+            case AskFigures(number):
                 self._aside(self._metrics.tell(session, number), session)
+            case Ping(coming):
+                session.last_heard += min(coming, MAX_FRAMES_BYTES) / SLOWEST_LINE
 
     async def _not_understood(
         self, session: Session | None, about: About, error: ProtocolError

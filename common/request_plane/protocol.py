@@ -76,6 +76,7 @@ PROTOCOL_VERSION = 12
 
 PING_INTERVAL_S = 1.0  # heartbeat interval of each side
 SESSION_TIMEOUT_S = 15.0  # silence after which the peer counts as dead
+SLOWEST_LINE: Final = 1 << 20  # bytes a second, by which the silence of a large message is excused
 SHUTTING_DOWN = "the worker is shutting down"  # of Goodbye
 
 
@@ -238,7 +239,10 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
-    """Heartbeat of the frontend."""
+    """Heartbeat of the frontend. ``coming`` are the bytes of a large message that follows: while it
+    travels no other heartbeat can arrive."""
+
+    coming: Count = 0
 
 
 class AskFigures(msgspec.Struct, frozen=True, tag="ask_figures"):

@@ -38,7 +38,7 @@ from common.identity import Incarnation, RequestId
 from common.observability.telemetry import UNDECODABLE_MESSAGES
 from common.request_plane.card import WorkerCard
 from common.request_plane.fleet_sockets import connect
-from common.request_plane.loop_socket import Frame, LoopSocket
+from common.request_plane.loop_socket import MAX_FRAME_BYTES, Frame, LoopSocket
 from common.request_plane.operations import LONGEST_MESSAGE, Operation
 from common.request_plane.protocol import (
     MOST_OPERATIONS,
@@ -503,6 +503,8 @@ class WorkerLink:
         try:
             if media and self._backlog.full:
                 raise zmq.Again
+            if (nbytes := sum(memoryview(each).nbytes for each in frames)) > MAX_FRAME_BYTES:
+                self._socket.send(self._codec.encode(Ping(nbytes)))
             self._socket.send(self._backlog.track(pieces) if media else pieces)
         except zmq.Again as error:
             raise WorkerBusyError(

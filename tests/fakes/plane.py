@@ -35,17 +35,17 @@ from tests.fakes.engine import ScriptedEngine, no_rendering
 from tests.waiting import until
 
 
-def media(name: str, value: int) -> MediaItem:
+def media(name: str, value: int, side: int = 64) -> MediaItem:
     item = MultiModalKwargsItem(
         {
             "pixels": MultiModalFieldElem(
-                data=torch.full((64, 64), value, dtype=torch.uint8),
+                data=torch.full((side, side), value, dtype=torch.uint8),
                 field=MultiModalBatchedField(),
             )
         }
     )
     part = MediaPart("image", MmHash(name), 0, 4, None)
-    return MediaItem(part, name, 4, 4096, item)  # type: ignore[arg-type]
+    return MediaItem(part, name, 4, side * side, item)  # type: ignore[arg-type]
 
 
 class Plane:

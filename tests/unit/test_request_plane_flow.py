@@ -366,3 +366,58 @@ async def test_a_backlog_counts_until_its_bytes_have_left() -> None:
     await writer.send_multipart(backlog.track([b"small"]), copy=False)
     assert not backlog.full
     context.destroy(linger=0)
+
+
+async def test_a_large_message_on_a_slow_line_is_no_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in ("backend_worker.plane.service", "frontend.workers.link"):
+        monkeypatch.setattr(f"{module}.PING_INTERVAL_S", 0.05)
+    monkeypatch.setattr("backend_worker.plane.service.SESSION_TIMEOUT_S", 0.5)
+    async with open_plane("inline") as plane:
+        await plane.link.close()
+        line = Line(plane.service.endpoint, 4 << 20)
+        card = make_card(request_endpoint=await line.open())
+        plane.link = WorkerLink(card, plane.context, Incarnation("f2"), plane.statuses.append)
+        await plane.open()
+        item = media("large", 1, 4096)
+        answers = asyncio.create_task(collect(plane.dispatch(item, handles=await plane.send(item))))
+        await line.stuck.wait()
+        del plane.statuses[:]
+        await until(lambda: len(plane.statuses) > 20 or answers.done())
+        line.go_on.set()
+        assert isinstance((await answers)[-1], Output)
+        await line.close()
+
+
+class Line:
+    """A line to a worker that stands still after so many bytes, until it may go on."""
+
+    def __init__(self, endpoint: str, after: int) -> None:
+        self._port = int(endpoint.rpartition(":")[2])
+        self._left = after
+        self.stuck = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def open(self) -> str:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        return f"tcp://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def close(self) -> None:
+        self._server.close()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there = await asyncio.open_connection("127.0.0.1", self._port)
+        await asyncio.gather(self._pass_on(reader, there[1], True), self._pass_on(there[0], writer))
+
+    async def _pass_on(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, slow: bool = False
+    ) -> None:
+        while data := await reader.read(1 << 16):
+            self._left -= len(data) if slow else 0
+            if slow and self._left < 0:
+                self.stuck.set()
+                await self.go_on.wait()
+            writer.write(data)
+            await writer.drain()
+        writer.close()
