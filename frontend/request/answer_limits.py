@@ -43,14 +43,20 @@ _ENDLESS: Final = 1 << 20
 
 
 def prompt_weight(prompt: object, choices: int = 1) -> int:
-    """Return the tokens of a rendered prompt, and :data:`MEDIUM_AS_TOKENS` for each of its media
-    and choices; 0 for embeddings and for a prompt that is not rendered.
+    """Return the tokens of a rendered prompt, and for each choice what engines read again: an
+    encoder's tokens, and :data:`MEDIUM_AS_TOKENS` for each of its media; 0 for embeddings and for
+    a prompt that is not rendered.
     """
     if not isinstance(prompt, dict):
         return 0
     decoded = prompt.get("decoder_prompt", prompt)
     media = sum(map(len, decoded.get("mm_placeholders", {}).values()))
-    return len(decoded.get("prompt_token_ids") or ()) + MEDIUM_AS_TOKENS * media * choices
+    again = MEDIUM_AS_TOKENS * media + _tokens(prompt.get("encoder_prompt", {}))
+    return _tokens(decoded) + again * choices
+
+
+def _tokens(prompt: dict[str, Any]) -> int:
+    return len(prompt.get("prompt_token_ids") or ())
 
 
 def check_structure(params: object) -> None:

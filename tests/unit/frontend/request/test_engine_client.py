@@ -88,8 +88,20 @@ async def test_without_workers_health_says_what_it_says_before_the_first_one() -
     assert later["error"]["type"] == "Service Unavailable"
 
 
-@pytest.mark.parametrize(("choices", "begun"), [(1, 4), (4, 1)])
-async def test_calls_of_one_request_with_media_take_turns(choices: int, begun: int) -> None:
+PICTURES: Final = {"prompt_token_ids": [1] * 90, "mm_placeholders": {"image": [None] * 20}}
+SOUND: Final = {
+    "type": "enc_dec",
+    "encoder_prompt": {"prompt_token_ids": [0] * 1500},
+    "decoder_prompt": {"prompt_token_ids": [1] * 4, "mm_placeholders": {"audio": [None]}},
+}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "choices", "begun"), [(PICTURES, 1, 4), (PICTURES, 4, 1), (SOUND, 4, 5)]
+)
+async def test_calls_of_one_request_with_media_take_turns(
+    prompt: object, choices: int, begun: int
+) -> None:
     """Engines read all media again for each choice of each call, however few tokens they have."""
     started = 0
     end = asyncio.Event()
@@ -107,7 +119,6 @@ async def test_calls_of_one_request_with_media_take_turns(choices: int, begun: i
         cast(RequestRunner, SimpleNamespace(deadlines=lambda: Deadlines(FaultSettings()), run=run)),
         1024,
     )
-    prompt = {"prompt_token_ids": [1] * 90, "mm_placeholders": {"image": [None] * 20}}
 
     async def call() -> None:
         params = SamplingParams(n=choices)
