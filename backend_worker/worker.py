@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Coroutine
 from pathlib import Path
@@ -23,7 +24,7 @@ from backend_worker.plane.service import WorkerService
 from common.aio.processes import StopSignals
 from common.cli.settings_summary import log_settings
 from common.cli.vllm_command_line import configure_vllms_logging
-from common.discovery.base import CardPublisher
+from common.discovery.base import RENEW_S, CardPublisher
 from common.errors import (
     ArenaUnavailableError,
     ConfigurationError,
@@ -50,6 +51,7 @@ REQUESTS_PER_SLOT = 4
 """Requests taken for each that the engine runs at once: its queue holds seconds of work, and others
 are sent elsewhere."""
 
+PUBLISH_S = 600.0  # retries of the first card: an engine that took minutes to start waits for etcd
 SAY_S = 5.0  # how long a leaving worker waits for a file system that hangs before it drains
 
 
@@ -129,7 +131,7 @@ async def _serve(args: WorkerArgs, engine: Engine, key: FleetKey | None) -> None
     try:
         async with args.discovery.publisher(key) as publisher:
             card = await make_card(args, engine, service.endpoint, key)
-            await publisher.publish(card)
+            await _publish(publisher, card)
             logger.info(
                 "worker %s serves %s at %s", card.worker_id, card.model.model, card.request_endpoint
             )
@@ -176,6 +178,21 @@ async def make_card(
         fleet_key=None if key is None else key.fingerprint,
         host=HostIdentity(hostname=socket.gethostname(), pid=os.getpid()),
     )
+
+
+async def _publish(publisher: CardPublisher, card: WorkerCard) -> None:
+    """Publish the first card. Raises DiscoveryError after :data:`PUBLISH_S`."""
+    ends, said = time.monotonic() + PUBLISH_S, False
+    while True:
+        try:
+            return await publisher.publish(card)
+        except DiscoveryError as error:
+            if time.monotonic() > ends:
+                raise
+            if not said:
+                said = True
+                logger.warning("%s; trying again for %.0f s, see --discovery", error, PUBLISH_S)
+        await asyncio.sleep(RENEW_S)
 
 
 async def _leave(

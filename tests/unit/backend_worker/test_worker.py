@@ -123,3 +123,29 @@ def test_a_tokenizer_that_is_not_there(
     with pytest.raises(SystemExit):
         parse([str(model), f"--discovery={tmp_path}", "--tokenizer=/no/such"])
     assert "error: --tokenizer: there is no /no/such\n" in capsys.readouterr().err
+
+
+class Down(Publisher):
+    """Refuses until it is up."""
+
+    def __init__(self, refusals: float) -> None:
+        super().__init__(None)
+        self.refusals = refusals
+
+    async def publish(self, card: WorkerCard) -> None:
+        if self.refusals > 0:
+            self.refusals -= 1
+            raise DiscoveryError("etcd is down")
+
+
+async def test_an_engine_that_has_started_waits_for_discovery(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(worker, "RENEW_S", 0.01)
+    publisher = Down(3)
+    await worker._publish(publisher, make_card())
+    assert publisher.refusals == 0
+    assert caplog.text.count("etcd is down; trying again") == 1
+    monkeypatch.setattr(worker, "PUBLISH_S", 0.03)
+    with pytest.raises(DiscoveryError, match="etcd is down"):
+        await worker._publish(Down(float("inf")), make_card())
