@@ -55,6 +55,9 @@ _LOUDEST: Final = 65_504
 NOT_OPENED: Final = "Could not open video stream"
 """vLLM's error for every film that OpenCV can't open."""
 
+_TEXT_LIMIT: Final = "MAX_TEXT_"
+"""In Pillow's errors about a PNG whose metadata, unpacked, exceed a constant of its own."""
+
 MISLED_DECODER_ERRORS = (
     ArithmeticError,
     AssertionError,
@@ -128,6 +131,12 @@ def decode(
         raise too_many_pixels(policy, said_by_pillow(error)) from error
     except MemoryError as error:
         raise RefusedError("it is too large to decode") from error
+    except ValueError as error:
+        if _TEXT_LIMIT in str(error):
+            raise RefusedError(
+                "its text or colour profile is too large: leave it out, or send JPEG"
+            ) from error
+        raise
     except MISLED_DECODER_ERRORS as error:
         raise RefusedError("it can't be decoded: it is damaged, or too short") from error
 

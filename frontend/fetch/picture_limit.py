@@ -96,6 +96,8 @@ def said_by_pillow(error: Image.DecompressionBombError) -> int | None:
 
 def _unread(data: bytes) -> str:
     name = "empty" if not data else name_of(data) or "in no known format"
+    if name.upper() in IMAGE_FORMATS:
+        return f"it begins as {name}, but is cut off or damaged"
     *first, last = sorted(set(IMAGE_FORMATS) - {"DIB"})
     return f"it is {name}, not a picture that is read here: {', '.join(first)} or {last}"
 

@@ -117,6 +117,7 @@ def _frames(data: bytes) -> Iterator[bytes]:
     yield data[start:]
 
 
+_TOO_SHORT: Final = "the model looks at none of its {:,} frames: it is too short"
 _MOST_MISSING: Final = 10_000
 """Consecutive unreadable frames, which take a moment."""
 
@@ -144,12 +145,22 @@ class _CountingLoader(VideoLoader):
         return prepared
 
     @classmethod
+    def compute_frames_index_to_sample(
+        cls, source: VideoSourceMetadata, *args: Any, **kwargs: Any
+    ) -> list[int]:
+        try:
+            chosen: list[int] = super().compute_frames_index_to_sample(source, *args, **kwargs)
+        except ZeroDivisionError as error:  # a sampler of an even number, asked for one frame
+            raise RefusedError(_TOO_SHORT.format(source.total_frames_num)) from error
+        return chosen
+
+    @classmethod
     def read_frames(
         cls, cap: cv2.VideoCapture, frame_idx: list[int], *args: Any, **kwargs: Any
     ) -> Any:
         if not frame_idx:
             frames = int(cap.get(cv2.CAP_PROP_FRAME_COUNT))
-            raise RefusedError(f"the model looks at none of its {frames:,} frames: it is too short")
+            raise RefusedError(_TOO_SHORT.format(frames))
         size = cap.get(cv2.CAP_PROP_FRAME_WIDTH) * cap.get(cv2.CAP_PROP_FRAME_HEIGHT)
         cls.admit(int(size) * len(frame_idx))
         cls.admit_frame(int(size))
