@@ -28,7 +28,15 @@ import av
 import cv2
 import numpy as np
 import torch
-from PIL import AvifImagePlugin, ExifTags, Image, ImageFile, PpmImagePlugin, TiffImagePlugin
+from PIL import (
+    AvifImagePlugin,
+    ExifTags,
+    Image,
+    ImageFile,
+    PpmImagePlugin,
+    TiffImagePlugin,
+    WebPImagePlugin,
+)
 from vllm.multimodal import audio as resampling
 from vllm.multimodal import image
 from vllm.multimodal.media import ImageMediaIO, MediaWithBytes, audio
@@ -120,6 +128,24 @@ class _RefusingPlainText(PpmImagePlugin.PpmPlainDecoder):
         raise ValueError("PPM in plain text is not read; send the binary variant")
 
 
+class _WebP(WebPImagePlugin.WebPImageFile):
+    """A WebP that drops its decoder, which keeps two frames, with the first frame."""
+
+    def _get_next(self) -> tuple[bytes, int, int]:
+        first: tuple[bytes, int, int] = super()._get_next()
+        self._decoder = None
+        return first
+
+
+class _Avif(AvifImagePlugin.AvifImageFile):
+    """An AVIF that drops its decoder, which keeps a frame, with the first frame."""
+
+    def load(self) -> Any:
+        loaded = super().load()
+        self._decoder = None
+        return loaded
+
+
 def guard_decoders() -> None:
     """Guard this process's decoders from now on. May be called twice."""
     os.environ[_OPENCV_OPTIONS] = "|".join(f"{key};{value}" for key, value in _OPTIONS.items())
@@ -130,6 +156,7 @@ def guard_decoders() -> None:
     image.ALLOWED_IMAGE_FORMATS = IMAGE_FORMATS
     Image.register_decoder("ppm_plain", _RefusingPlainText)
     Image.register_open(AVIF, _open_avif, AvifImagePlugin._accept)
+    Image.register_open("WEBP", _WebP, WebPImagePlugin._accept)
     # vLLM then falls back to its other readers.
     audio.AudioDecoder = None
     audio._torchcodec_import_exc = ImportError(_NO_TORCHCODEC)
@@ -183,7 +210,7 @@ def _open_avif(fp: IO[bytes], filename: str | bytes = "") -> ImageFile.ImageFile
     if Image.MAX_IMAGE_PIXELS is not None and pixels > 2 * Image.MAX_IMAGE_PIXELS:
         raise Image.DecompressionBombError(f"an AVIF with a picture of ({pixels} pixels)")
     fp.seek(0)
-    return AvifImagePlugin.AvifImageFile(fp, filename)
+    return _Avif(fp, filename)
 
 
 def _deep_bits(data: bytes) -> int:

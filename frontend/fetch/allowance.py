@@ -17,12 +17,17 @@ MAX_FETCHES: Final = 16
 """Concurrent fetches, and name look-ups, of one request: the frontend has 256 connections and
 threads for all."""
 
+MAX_DECODES: Final = 2
+"""Concurrent decodes of one request: the largest picture takes a thread for seconds, and there are
+eight for all."""
+
 
 class RequestAllowance:
     """Remaining allowance of a request, for all its media together, finished ones included.
     Thread-safe.
 
-    ``fetches`` holds the slots for concurrent fetches; it belongs to the frontend's event loop.
+    ``fetches`` and ``decodes`` hold slots for concurrent ones; they belong to the frontend's event
+    loop.
     ``failure`` makes the first error about one of its media: vLLM waits for all of them, so those
     that were not begun fail with it.
     """
@@ -35,6 +40,7 @@ class RequestAllowance:
         self._lookups = 0
         self._lock = threading.Lock()
         self.fetches = asyncio.Semaphore(MAX_FETCHES)
+        self.decodes = asyncio.Semaphore(MAX_DECODES)
         self.failure: Callable[[], Exception] | None = None
 
     def take_medium(self) -> int:

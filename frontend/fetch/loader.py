@@ -35,6 +35,7 @@ from frontend.fetch.local_file import read_local_file
 from frontend.fetch.single_flight import SingleFlight
 from frontend.media_limits import (
     COPIES_WAIT_S,
+    Copies,
     FetchPolicy,
     MediaBudgets,
     MediaError,
@@ -50,8 +51,8 @@ from frontend.request_context import current_partition
 T = TypeVar("T")
 
 _COPIES: Final = 3
-"""Memory of decoders and conversions beside a picture, as a multiple, at most: WebP, and grey with
-transparency, take 16 bytes a pixel, other transparent pictures 12 or 13, the rest 8."""
+"""Memory of decoders and conversions beside a picture, as a multiple, at most: WebP, progressive
+JPEG in CMYK and transparent pictures take 12 or 13 bytes a pixel, the rest 8 to 10."""
 
 _FRAMES: Final = 25
 """The same for a frame of a film: its codec keeps 17, of up to six bytes a pixel."""
@@ -129,7 +130,8 @@ class MediaLoader:
 
         key = (content.digest, mode)
         MEDIA_DECODES.labels("shared" if key in self._decodes else "decoded").inc()
-        (decoded, kept), shared = await self._decodes.run(key, decode_and_keep)
+        async with allowance.decodes:
+            (decoded, kept), shared = await self._decodes.run(key, decode_and_keep)
         if kept or shared:
             decoded = await self._in_pool(self._copy, decoded)
         return decoded
@@ -142,7 +144,8 @@ class MediaLoader:
         if cached is not None:
             return await self._in_pool(self._copy, cached)
         allowance = current_allowance(self.policy)
-        decoded, _ = await self._in_pool(self._decode, content, media_io, allowance)
+        async with allowance.decodes:
+            decoded, _ = await self._in_pool(self._decode, content, media_io, allowance)
         return decoded
 
     async def decode_speech(
@@ -175,16 +178,17 @@ class MediaLoader:
                 reservation.grow(pixels)
                 allow(seconds_for(pixels))
                 if isinstance(media_io, ImageMediaIO):
-                    share(pixels, _COPIES)
+                    share(self.budgets.copies, _COPIES * pixels, pixels)
 
-            def share(pixels: int, times: int) -> None:
+            def admit_frame(pixels: int) -> None:
+                share(self.budgets.codecs, _FRAMES * pixels, pixels)
+
+            def share(budget: Copies, amount: int, pixels: int) -> None:
                 if pixels > LARGE:
                     allow(COPIES_WAIT_S)
-                    copies.enter_context(self.budgets.copies.share(times * pixels))
+                    copies.enter_context(budget.share(amount))
 
-            decoded = decode(
-                content, media_io, self.policy, admit, lambda pixels: share(pixels, _FRAMES)
-            )
+            decoded = decode(content, media_io, self.policy, admit, admit_frame)
             return decoded, reservation.moved_to(holder(decoded))
 
     def _copy(self, decoded: Any) -> Any:

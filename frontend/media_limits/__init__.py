@@ -5,6 +5,7 @@ from frontend.media_limits.budget import (
     MEGAPIXEL,
     MIB,
     Budget,
+    Copies,
     MediaBudgets,
     Reservation,
     seconds_for,

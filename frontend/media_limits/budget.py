@@ -127,19 +127,23 @@ class MediaBudgets:
     Attributes:
         held: encoded bytes, except those in the cache.
         decoding: pixels being decoded, or decoded and not in the cache.
-        copies: pixels of temporary copies during decoding.
+        copies: pixels of temporary copies of pictures during decoding.
+        codecs: pixels of frames that the codecs of films keep: films take long, and no picture
+            should wait for them.
     """
 
     held: Budget
     decoding: Budget
     copies: Copies
+    codecs: Copies
 
     @classmethod
     def of(cls, policy: FetchPolicy) -> Self:
         return cls(
             Budget(policy.held_bytes, MIB, "MiB for encoded media"),
             Budget(policy.decoding_pixels, MEGAPIXEL, "megapixels for decoded media"),
-            Copies(policy.decoding_pixels // 2),
+            Copies(policy.decoding_pixels // 4),
+            Copies(policy.decoding_pixels // 4),
         )
 
 

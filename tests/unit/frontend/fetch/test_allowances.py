@@ -27,7 +27,13 @@ from frontend.asgi import Door, Message, Receive, Scope, Send
 from frontend.fetch import decoders as decoding
 from frontend.fetch import loader as loader_module
 from frontend.fetch import resolver as resolver_module
-from frontend.fetch.allowance import MAX_FETCHES, RequestAllowance, allow_media, current_allowance
+from frontend.fetch.allowance import (
+    MAX_DECODES,
+    MAX_FETCHES,
+    RequestAllowance,
+    allow_media,
+    current_allowance,
+)
 from frontend.fetch.connector import FrontendMediaConnector
 from frontend.fetch.content import Content
 from frontend.fetch.decoders import decode, limit_decoders
@@ -450,11 +456,33 @@ async def test_large_pictures_of_one_request_take_turns_for_their_copies(
 ) -> None:
     """Threads for all of them would take four times what is reserved."""
     most = _at_once(monkeypatch)
-    loader = make_loader(decoding_megapixels=65, cache_bytes=0)  # copies of two pictures
+    loader = make_loader(decoding_megapixels=60, cache_bytes=0)  # copies of one picture
     urls = [data_uri(blank_picture(2001 + index)) for index in range(8)]
     loaded = await asyncio.gather(*(loader.load(url, ImageMediaIO()) for url in urls))
     assert [each.media.width for each in loaded] == [2001 + index for index in range(8)]
-    assert 1 <= most() <= 2
+    assert most() == 1
+
+
+async def test_a_request_does_not_take_all_threads(
+    make_loader: MakeLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six of its largest pictures kept others' smallest waiting for seconds."""
+    most = _at_once(monkeypatch)
+    loader = make_loader(cache_bytes=0)
+    urls = [data_uri(blank_picture(2001 + index)) for index in range(8)]
+
+    async def load_all() -> None:
+        await asyncio.gather(*(loader.load(url, ImageMediaIO()) for url in urls))
+
+    await as_a_request(loader.policy, load_all())
+    assert 1 <= most() <= MAX_DECODES
+
+
+async def test_a_picture_waits_for_no_film(make_loader: MakeLoader) -> None:
+    """The codec of a film of 8K took the room of all large pictures, for as long as it decodes."""
+    loader = make_loader(decoding_megapixels=40, cache_bytes=0)
+    with loader.budgets.codecs.share(1 << 40):
+        await asyncio.wait_for(loader.load(data_uri(blank_picture(2001)), ImageMediaIO()), 30)
 
 
 async def test_large_films_take_turns_for_the_frames_of_their_codecs(

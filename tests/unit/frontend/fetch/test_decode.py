@@ -22,7 +22,8 @@ from vllm.multimodal.image import convert_image_mode
 from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, VideoMediaIO
 from vllm.multimodal.media.audio import load_audio
 
-from frontend.fetch import decoders
+from common.media.formats import IMAGE_FORMATS
+from frontend.fetch import decoders, format_probe
 from frontend.fetch.content import Content, decoding_mode
 from frontend.fetch.data_url import read_data_url
 from frontend.fetch.decoders import SpeechIO, decode, limit_decoders
@@ -136,6 +137,15 @@ def test_a_header_that_takes_minutes_to_read() -> None:
         assert decoded(good, policy)
 
 
+@pytest.mark.parametrize("format_", [each for each in ("WEBP", "AVIF") if each in IMAGE_FORMATS])
+def test_a_picture_drops_its_decoder(format_: str) -> None:
+    """That of WebP keeps two frames, twice the picture, for which no budget has room."""
+    shown: Any = decoded(format_probe._picture(format_), limited())
+    shown = shown.media
+    assert shown._decoder is None
+    assert shown.copy().size == shown.size
+
+
 def test_pillows_warnings_about_a_picture_are_not_kept() -> None:
     """Each has a text of its own, and Python keeps and prints all of them."""
     policy = limited()
@@ -175,14 +185,28 @@ def test_a_film_too_short_for_its_sampler(sampler: str) -> None:
         decoded(film, limited(), VideoMediaIO(ImageMediaIO(), video_backend=sampler))
 
 
+def test_a_film_of_one_frame_of_which_a_sampler_wants_an_even_number() -> None:
+    """It divides by zero."""
+    film = encoded_film("matroska", "mjpeg", pixels="yuvj420p", frames=1)
+    with pytest.raises(RefusedError, match="looks at none of its 1 frames: it is too short"):
+        decoded(film, limited(), VideoMediaIO(ImageMediaIO(), video_backend="qwen2_vl"))
+
+
 def test_a_bomb_of_text() -> None:
     info = PngImagePlugin.PngInfo()
     info.add_text("x", "x" * 50_000_000, zip=True)
     buffer = io.BytesIO()
     Image.new("L", (1, 1)).save(buffer, "PNG", pnginfo=info)
     assert len(buffer.getvalue()) < 100_000
-    with pytest.raises(ValueError, match=r"too large|exceeds"):
+    with pytest.raises(RefusedError, match="its text or colour profile is too large"):
         decoded(buffer.getvalue(), limited())
+
+
+@pytest.mark.parametrize("format_", ["PNG", "WEBP"])
+def test_a_picture_without_its_end_is_called_so(format_: str) -> None:
+    cut = format_probe._picture(format_)[:12]
+    with pytest.raises(RefusedError, match=rf"(?i)it begins as {format_}, but is cut off"):
+        decoded(cut, limited())
 
 
 def test_a_tile_larger_than_its_picture() -> None:
