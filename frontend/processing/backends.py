@@ -4,7 +4,7 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -17,7 +17,7 @@ from common.observability.watchdog import allow
 from common.vllm_compat.renderer_patches import HfProcessorRuns
 from frontend.fetch import Content, RequestAllowance, current_allowance, seconds_to_process
 from frontend.media_limits import Budget
-from frontend.processing.batch import Batch, Processed, process
+from frontend.processing.batch import Batch, Processed, in_runs, process
 from frontend.processing.child_messages import StartUp
 from frontend.processing.child_process import LOST, ChildProcess
 from frontend.processing.errors import (
@@ -248,11 +248,15 @@ class OwnBackend:
             *(self._decode(medium.content, medium.media_io) for medium in batch.media)
         )
 
-        def work() -> list[Processed]:
+        def work(some: Sequence[Any]) -> list[Processed]:
             if abandoned():
                 raise AbandonedError("nobody waits for it")
-            allow(seconds_to_process(decoded))
-            return [self._store.put(each) for each in process(self._processor, batch, decoded)]
+            allow(seconds_to_process(list(some)))
+            return [self._store.put(each) for each in process(self._processor, batch, some)]
 
-        async with self._turns:
-            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        done: list[Processed] = []
+        for some in in_runs(decoded):  # so that others' come between large ones
+            async with self._turns:
+                loop = asyncio.get_running_loop()
+                done += await loop.run_in_executor(self._executor, work, some)
+        return done

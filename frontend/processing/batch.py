@@ -120,7 +120,7 @@ def process(processor: Processor, batch: Batch, decoded: Sequence[Any]) -> list[
     the processor refuses them, RequestRejectedError if one alone is longer than a prompt: before
     its tensors, gigabytes maybe, take the place of others'.
     """
-    processed = [made for some in _runs(decoded) for made in _run(processor, batch, some)]
+    processed = [made for some in in_runs(decoded) for made in _run(processor, batch, some)]
     most = longest_prompt(processor)
     for each in processed:
         check_tokens(each.prompt_tokens, most)
@@ -142,7 +142,8 @@ def check_tokens(tokens: int, most: int | None) -> None:
         )
 
 
-def _runs(decoded: Sequence[Any]) -> Iterator[Sequence[Any]]:
+def in_runs(decoded: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Yield media that are processed together, a large one by itself."""
     start = taken = 0
     for index, medium in enumerate(decoded):
         taken += (weight := processing_weight(medium))

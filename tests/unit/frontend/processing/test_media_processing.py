@@ -245,12 +245,21 @@ async def test_a_medium_longer_than_a_prompt_takes_the_place_of_no_other(
 async def test_large_media_of_a_batch_are_processed_one_by_one(
     setting: Setting, vllm_renderer: BaseRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A processor has copies of what it works on, and pads sounds to the longest."""
+    """A processor has copies of what it works on, and pads sounds to the longest. Between the runs
+    come others' media: four pictures of 67 megapixels kept a small one waiting for 17 s.
+    """
+    calls: list[int] = []
+
+    def counted(processor: Any, batch: Any, some: Any) -> Any:
+        calls.append(len(some))
+        return process(processor, batch, some)
+
+    monkeypatch.setattr(backends, "process", counted)
     setting.backend.width = 1
     monkeypatch.setattr(batches, "RUN_BYTES", 2 * 112 * 112 * 4)
     pages = [image(f"page {number}") for number in range(3)]
     result = await setting.show(*pages)
-    assert (setting.backend.batches, setting.runs.total) == ([3], 2)
+    assert (setting.backend.batches, setting.runs.total, calls) == ([3], 2, [2, 1])
     assert_equal(result, by_vllm(vllm_renderer, *pages))
 
 
