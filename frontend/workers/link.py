@@ -100,11 +100,9 @@ take a hundredth."""
 BURST_S = 0.02
 """Budget for such messages handled in a row, in seconds. One of 16 MB may take longer."""
 
-MAX_PAUSE_S = 1.0
-"""Maximum pause after them: perhaps this process was stopped meanwhile."""
+MAX_PAUSE_S = 1.0  # the longest pause after them: perhaps this process was stopped meanwhile
 
-QUIET_S = 3 * PING_INTERVAL_S
-"""Silence after which a worker whose link is closed for another reason counts as dead."""
+QUIET_S = 3 * PING_INTERVAL_S  # of a worker that counts as dead if its link is closed otherwise
 
 
 class Pace:
