@@ -32,6 +32,7 @@ from frontend.gate import BodyGate
 from frontend.http.limits.admission import Admission
 from frontend.http.server import pooling as pooling_limits
 from frontend.http.server.pooling import (
+    RENDERED_AT_ONCE,
     PoolingLimits,
     _limited,
     _rows,
@@ -199,6 +200,28 @@ async def test_many_numbers_are_the_same_and_need_no_thread_that_others_need(
         assert set(few.json()) == set(many.json())
     else:
         assert few.json()["embeddings"] == many.json()["embeddings"]
+
+
+async def test_a_few_inputs_of_a_request_are_rendered_at_once(
+    pooling: Pooling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renderer = pooling.preprocessor.renderer
+    render, running, most = renderer.render_chat_async, 0, 0
+
+    async def counting(*args: Any, **options: Any) -> Any:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        try:
+            return await render(*args, **options)
+        finally:
+            running -= 1
+
+    monkeypatch.setattr(renderer, "render_chat_async", counting)
+    images = [data_uri(picture(f"rendered-{n}", (32, 32))) for n in range(20)]
+    reply = await pooling.post("/v2/embed", images=images)
+    assert reply.status_code == 200, reply.text
+    assert most == RENDERED_AT_ONCE
 
 
 async def test_other_types_of_too_many_numbers_are_refused(
