@@ -17,9 +17,9 @@ MAX_FETCHES: Final = 16
 """Concurrent fetches, and name look-ups, of one request: the frontend has 256 connections and
 threads for all."""
 
-MAX_DECODES: Final = 2
-"""Concurrent decodes of one request: the largest picture takes a thread for seconds, and there are
-eight for all."""
+MAX_DECODES: Final = 4
+"""Concurrent decodes of one request, half of the threads: the largest picture takes one for
+seconds. Temporary copies of large pictures have a budget of their own."""
 
 
 class RequestAllowance:
