@@ -15,39 +15,33 @@ _TEXTS_OF_CHUNKS: Final = frozenset({"type", "uuid", "prompt"})
 
 _MEDIA_ARGUMENTS: Final = frozenset(
     {
-        "audio",
-        "audios",
-        "image",
-        "images",
-        "raw_speech",
-        "self",
-        "speech",
-        "text",
-        "text_pair",
-        "video",
-        "videos",
+        "audio", "audios", "image", "images", "raw_speech", "self", "speech", "text", "text_pair",
+        "video", "videos",
     }
-)
+)  # fmt: skip
 """Names under which a Hugging Face processor takes media or text."""
 
 _SHAPES: Final = frozenset(
     {
-        "chunk_length",
-        "feature_size",
-        "hop_length",
-        "max_length",
-        "merge_size",
-        "n_fft",
-        "n_samples",
-        "pad_to_multiple_of",
-        "patch_size",
-        "second_per_grid_ts",
+        "chunk_length", "feature_size", "hop_length", "max_length", "merge_size", "n_fft",
+        "n_samples", "pad_to_multiple_of", "patch_size", "second_per_grid_ts",
         "temporal_patch_size",
     }
-)
+)  # fmt: skip
 """Options that pad media or text to any length, or cut pictures and sounds as no encoder takes
 them: ``hop_length`` 1 takes gigabytes for a tenth of a second. ``second_per_grid_ts`` has vLLM make
 a list of each two seconds of a film with its sound: a million took 76 s."""
+
+_SCALES: Final = frozenset(
+    {
+        "dither", "image_mean", "image_std", "mel_floor", "padding_value", "preemphasis",
+        "rescale_factor",
+    }
+)  # fmt: skip
+"""Options that scale values: ``image_std`` 0 makes NaN, which stay in an engine's KV cache and
+spoil the answer to the next request there."""
+
+_FIXED: Final = _SHAPES | _SCALES
 
 _MAX_OPTION: Final = 1 << 20
 _MAX_TILES: Final = 256
@@ -74,12 +68,12 @@ def check_options(options: Mapping[str, object]) -> None:
     for name, value in options.items():
         if name in _MEDIA_ARGUMENTS:
             raise VLLMValidationError(f"mm_processor_kwargs: {name} is no option of a processor")
-        if name in _SHAPES and value is not None:
+        if name in _FIXED and value is not None:
             raise VLLMValidationError(f"mm_processor_kwargs: {name} can't be set by a request")
         most = _MAX_TILES if name.endswith("dynamic_patch") else _MAX_OPTION
         numbers = value if isinstance(value, (list, tuple)) else [value]
         if not name.endswith(_COUNTED) and any(
-            isinstance(each, (int, float)) and abs(each) > most for each in numbers
+            isinstance(each, (int, float)) and not abs(each) <= most for each in numbers
         ):
             raise VLLMValidationError(f"mm_processor_kwargs: {name} may be {most:,} at most")
         if name == "fps" and any(

@@ -149,6 +149,10 @@ def test_nothing_is_counted_outside_of_a_processor(renderer: BaseRenderer) -> No
         {"second_per_grid_ts": [2.0]},
         {"fps": 1e-9},
         {"videos_kwargs": {"fps": [2.0, float("nan")]}},
+        {"size": float("nan")},
+        {"images_kwargs": {"image_std": [0.0, 0.0, 0.0]}},
+        {"rescale_factor": 1e38},
+        {"padding_value": float("nan")},
     ],
 )
 def test_an_option_without_bounds_is_refused(options: dict[str, object]) -> None:
