@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 _Model = TypeVar("_Model")
 
-LONGEST_PLACE: Final = 128
+MAX_PLACE_LEN: Final = 128
 """Characters of the name of a wrong field, which its author chooses."""
 
 
@@ -42,7 +42,7 @@ class JsonLimits(NamedTuple):
 
 def _place(loc: tuple[int | str, ...]) -> str:
     whole = ".".join(map(str, loc))
-    short = whole[:LONGEST_PLACE]
+    short = whole[:MAX_PLACE_LEN]
     if not whole:
         return ""
     return f"{whole}: " if short == whole and whole.isprintable() else f"{short!r}: "

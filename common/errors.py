@@ -11,7 +11,7 @@ from typing import ClassVar, Final
 
 from common.identity import MmHash
 
-LONGEST_VALUE: Final = 400  # characters of a value that stands on a card, in a sentence about it
+MAX_VALUE_LEN: Final = 400  # characters of a value that stands on a card, in a sentence about it
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
@@ -103,7 +103,7 @@ class CardIncompatibleError(CardError):
 def _cut(value: object) -> str:
     """Shorten a value for a sentence, which users see too."""
     whole = repr(value)
-    return whole if len(whole) <= LONGEST_VALUE else f"{whole[:LONGEST_VALUE]}..."
+    return whole if len(whole) <= MAX_VALUE_LEN else f"{whole[:MAX_VALUE_LEN]}..."
 
 
 class CardKeyError(CardError):

@@ -33,8 +33,8 @@ OWN: Final = {
 
 _FILE: Final = re.compile(r"-file$|keyfile$|certfile$|-ca-certs$|^--config$|^--chat-template$")
 _DIRECTORY: Final = re.compile(r"-dir$|-path$")
-_LONGEST_HELP: Final = 80
-_LONGEST_METAVAR: Final = 60
+_MAX_HELP_LEN: Final = 80
+_MAX_METAVAR_LEN: Final = 60
 _WIDTH: Final = 96
 _MANY: Final = 1 << 16  # words
 
@@ -179,7 +179,7 @@ def _metavar(action: argparse.Action) -> str:
     shown = str(action.metavar or "")
     if choices := _choices(action):
         shown = "{" + ",".join(choices) + "}"
-    if len(shown) > _LONGEST_METAVAR or shown.startswith("["):
+    if len(shown) > _MAX_METAVAR_LEN or shown.startswith("["):
         return "NAME"
     if shown:
         return shown
@@ -214,7 +214,7 @@ def _completed(actions: Iterable[argparse.Action], own: dict[str, str]) -> dict[
 
 def _flag(action: argparse.Action) -> Completed:
     text = " ".join((action.help or "").replace("%%", "%").split())
-    text = re.sub(r"[^\w ,.;/()+-]", "", text)[:_LONGEST_HELP]
+    text = re.sub(r"[^\w ,.;/()+-]", "", text)[:_MAX_HELP_LEN]
     if action.nargs == 0:
         return Completed(text, "nothing")
     if any(map(_FILE.search, action.option_strings)):

@@ -18,7 +18,7 @@ FIRST_S: Final = 5.0
 EVERY_S: Final = 15.0
 """Seconds until the first line about progress, and between them."""
 
-LOOK_S: Final = 0.2
+POLL_INTERVAL_S: Final = 0.2
 LAST_LINES: Final = 15
 
 _PINNED: Final = re.compile(r"^[A-Za-z0-9][\w.-]*==", re.M)
@@ -51,7 +51,7 @@ def run(command: list[str], log: Path, packages: int) -> int:
             command, stdout=output, stderr=subprocess.STDOUT, env=environment
         )
         while (status := process.poll()) is None:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
             if (now := time.monotonic()) >= due:
                 due = now + EVERY_S
                 said = log.read_text(errors="replace")

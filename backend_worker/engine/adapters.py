@@ -26,7 +26,7 @@ from common.request_plane.operations import (
     has_the_models_name,
 )
 
-MOST_FORMER: Final = 64  # removed adapters that are remembered
+MAX_FORMER: Final = 64  # removed adapters that are remembered
 
 
 def read_adapter(text: str) -> Adapter:
@@ -71,7 +71,7 @@ class Adapters:
         self.active: tuple[str, ...] = ()
         self._ids = itertools.count(1)
         self._requests = {adapter.name: self._request(adapter) for adapter in known}
-        self._former: Lru[tuple[str, str], LoRARequest] = Lru(MOST_FORMER)
+        self._former: Lru[tuple[str, str], LoRARequest] = Lru(MAX_FORMER)
 
     def _request(self, adapter: Adapter) -> LoRARequest:
         return LoRARequest(

@@ -16,7 +16,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from backend_worker.engine.config import served_ranks
 from common.errors import EngineFailedError, RequestRejectedError, WorkerBusyError
 from common.observability import tracing
-from common.request_plane.protocol import MOST_POOLED_BYTES, MediaPart, Submit, drop_transfer_params
+from common.request_plane.protocol import MAX_POOLED_BYTES, MediaPart, Submit, drop_transfer_params
 
 
 def media_input(
@@ -178,8 +178,8 @@ def check(output: AnyOutput) -> None:
     data = output.outputs.data
     if not data.numel():  # vLLM's answer to an ended request
         raise WorkerBusyError("the engine was told to end the request")
-    if data.nbytes > MOST_POOLED_BYTES:
+    if data.nbytes > MAX_POOLED_BYTES:
         raise RequestRejectedError(
-            f"the answer would have {data.nbytes >> 20} MiB, more than {MOST_POOLED_BYTES >> 20}: "
+            f"the answer would have {data.nbytes >> 20} MiB, more than {MAX_POOLED_BYTES >> 20}: "
             "shorten the input"
         )

@@ -8,7 +8,7 @@ from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, Schedule
 
 from common.request_plane.step_sums import StepSums
 
-LONGEST_STEP_MS: Final = 60_000.0
+MAX_STEP_MS: Final = 60_000.0
 """A longer step was no step: the engine was paused, or its host asleep."""
 
 
@@ -54,7 +54,7 @@ class _LatestStats(StatLoggerBase):
                 minimum, because a request may have skipped the previous step.
         """
         ms = max(waited_ms, since_last_ms)
-        if 0.0 <= ms <= LONGEST_STEP_MS:
+        if 0.0 <= ms <= MAX_STEP_MS:
             self.steps = self.steps.plus(tokens, ms)
 
     def log_engine_initialized(self) -> None:

@@ -103,12 +103,12 @@ REPLAYED = 400  # maximum batches replayed singly; for more a snapshot is faster
 LEAST_KEPT = 64
 """Batches kept however few the operator asks for: a snapshot needs some numbers to bear."""
 
-_MOST_MESSAGES = 256  # of a snapshot
+_MAX_MESSAGES = 256  # of a snapshot
 
 _BLOCKS_PER_MESSAGE = 1000
 """If that makes no more messages: about 35 kB, which a reader applies in a millisecond."""
 
-_MOST_BLOCKS = 1 << 22  # beyond it no account is kept
+_MAX_BLOCKS = 1 << 22  # beyond it no account is kept
 _FOLLOWING = 100  # maximum batches behind a snapshot that further readers still get
 _FRESH_S = 1.0  # age up to which further readers get it anyway: limits the rate of snapshots
 _KEPT_S = 10.0  # lifetime of an unused snapshot
@@ -215,7 +215,7 @@ class EventLog:
     def _begin(self, held: HeldBlocks, last: Batch, start: int) -> None:
         """Begin a snapshot; no batch is folded before its end."""
         base = self._base
-        messages = max(1, min(_MOST_MESSAGES, base - start - 1))
+        messages = max(1, min(_MAX_MESSAGES, base - start - 1))
         blocks = max(_BLOCKS_PER_MESSAGE, -(-held.to_tell // messages))
         following = [message for message in self._kept if message[0] >= base]
         self._snapshot = Snapshot(base, retell(held, last, blocks), following=following)
@@ -229,8 +229,8 @@ class EventLog:
         while len(unfolded) > 1 or (unfolded and unfolded[0][0] == self._missing):
             _, self._last = unfolded.popleft()
             fold(held, self._last)
-        if len(held) > _MOST_BLOCKS:
-            logger.error("no more replays: the engine holds more than %d blocks", _MOST_BLOCKS)
+        if len(held) > _MAX_BLOCKS:
+            logger.error("no more replays: the engine holds more than %d blocks", _MAX_BLOCKS)
             self._give_up()
 
     @contextmanager

@@ -8,7 +8,7 @@ from vllm.distributed.kv_events import BlockStored
 
 Hash: TypeAlias = bytes | int  # vLLM's hash of a block: whole, or cut to 64 bits
 
-MOST_IN_RUN = 256  # blocks in one run. To remove one from its middle takes time in proportion
+MAX_IN_RUN = 256  # blocks in one run. To remove one from its middle takes time in proportion
 
 
 class Shelf(NamedTuple):
@@ -117,11 +117,11 @@ class _Held:
                 run is None
                 or run.hashes[-1] != parent
                 or run.kind != kind
-                or len(run.hashes) >= MOST_IN_RUN
+                or len(run.hashes) >= MAX_IN_RUN
             ):
                 run = Run([], parent, kind)
                 self._runs[run] = None
-            fit = hashes[: MOST_IN_RUN - len(run.hashes)]
+            fit = hashes[: MAX_IN_RUN - len(run.hashes)]
             run.hashes += fit
             self.owners.update(dict.fromkeys(fit, run))
             parent, hashes = fit[-1], hashes[len(fit) :]

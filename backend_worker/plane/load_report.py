@@ -14,9 +14,9 @@ from backend_worker.plane.operations import Operations
 from backend_worker.plane.request import ServingEngine
 from backend_worker.plane.session import Session
 from common.request_plane.protocol import (
-    LONGEST_MM_HASH,
-    MOST_FIGURES_BYTES,
-    MOST_NEW_MEDIA,
+    MAX_FIGURES_BYTES,
+    MAX_MM_HASH_LEN,
+    MAX_NEW_MEDIA,
     Coming,
     Figures,
     HeldAdapter,
@@ -91,8 +91,8 @@ class LoadReports:
     @staticmethod
     def spread(submit: Submit, rank: int, others: Iterable[Session]) -> None:
         """Queue a request's new blocks and media for other frontends, up to a limit."""
-        told = (one.mm_hash for one in submit.media if len(one.mm_hash) <= LONGEST_MM_HASH)
-        media = list(dict.fromkeys(itertools.islice(told, MOST_NEW_MEDIA)))
+        told = (one.mm_hash for one in submit.media if len(one.mm_hash) <= MAX_MM_HASH_LEN)
+        media = list(dict.fromkeys(itertools.islice(told, MAX_NEW_MEDIA)))
         if not submit.new_blocks and not media:
             return
         coming = Coming(rank, submit.new_blocks, media)
@@ -145,6 +145,6 @@ class OwnMetrics:
         async with self._making:
             if time.monotonic() - self._made > FRESH_S:
                 page = await asyncio.to_thread(generate_latest, self._registry)
-                self._page = page if len(page) <= MOST_FIGURES_BYTES else b""
+                self._page = page if len(page) <= MAX_FIGURES_BYTES else b""
                 self._made = time.monotonic()
             return self._page

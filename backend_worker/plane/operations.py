@@ -13,7 +13,7 @@ from backend_worker.plane.session import Session
 from common.errors import EngineGoneError, OperationRefusedError, WorkerBusyError
 from common.request_plane.operations import (
     LETS_REQUESTS_IN,
-    LONGEST_MESSAGE,
+    MAX_MESSAGE_LEN,
     Condition,
     Operation,
     Outcome,
@@ -25,7 +25,7 @@ from common.request_plane.operations import (
     empties_media,
     name_of,
 )
-from common.request_plane.protocol import MOST_OPERATIONS, Operated
+from common.request_plane.protocol import MAX_OPERATIONS, Operated
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class Operations:
 
     async def answer(self, session: Session, number: int, operation: Operation) -> None:
         """Run a frontend's operation and send the outcome."""
-        if session.operating >= MOST_OPERATIONS:
+        if session.operating >= MAX_OPERATIONS:
             return  # no frontend of ours asks for so many at once
         session.operating += 1
         try:
@@ -136,7 +136,7 @@ class Operations:
             self._open.set()
         if message:
             logger.warning("%s failed: %s", name, message)
-        return outcome, message[:LONGEST_MESSAGE]
+        return outcome, message[:MAX_MESSAGE_LEN]
 
     def _hurries(self, operation: Operation) -> bool:
         """Return whether an operation aborts the requests that the running one waits for. Not if it

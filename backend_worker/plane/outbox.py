@@ -12,13 +12,13 @@ from vllm.logprobs import FlatLogprobs
 
 from common.errors import ProtocolError
 from common.identity import RequestId
-from common.request_plane.protocol import MOST_OUTPUTS, Output, Outputs
+from common.request_plane.protocol import MAX_OUTPUTS, Output, Outputs
 
 FULL_PAUSE_S: Final = 0.01
 """How often a full queue is looked at again: a socket can't tell that one of its peers
 has room."""
 
-MOST_LOGPROBS: Final = 4096
+MAX_LOGPROBS: Final = 4096
 """Log probabilities of one message, unless one output has more: they are what makes outputs large,
 and a frontend decodes a message in one go."""
 
@@ -72,7 +72,7 @@ class Outbox:
 
     async def send(self) -> bool:
         """Send queued outputs if there is room; return whether the queue is empty. Never waits."""
-        most = MOST_OUTPUTS
+        most = MAX_OUTPUTS
         while first := self._first(most):
             try:
                 if not await self._send(Outputs([output for output, _ in first])):
@@ -99,7 +99,7 @@ class Outbox:
         logprobs = 0
         for waiting in self._waiting.values():
             logprobs += _logprobs(waiting[0])
-            if first and (logprobs > MOST_LOGPROBS or len(first) == most):
+            if first and (logprobs > MAX_LOGPROBS or len(first) == most):
                 break
             first.append(waiting)
         return first

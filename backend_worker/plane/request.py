@@ -53,7 +53,7 @@ MAX_NACKS = 4
 """Times one request may ask for media before it fails. Each answer can be void
 again: a segment goes stale, or the engine evicts what it was just given."""
 
-LONGEST_ID_SHOWN = 80
+MAX_SHOWN_ID_LEN = 80
 """Characters of a request's id in log lines and spans; frontends' own have 40 or so."""
 
 SUPPLY_TIMEOUT_S = 30.0  # how long a request waits for media it asked for
@@ -179,7 +179,7 @@ class WorkerRequest:
         current_request.set(in_log_lines(self._id))
         with span_of_request("answer", self._submit.trace_headers or {}) as span:
             if span is not None:
-                span.set({"gen_ai.request.id": self._id[:LONGEST_ID_SHOWN]})
+                span.set({"gen_ai.request.id": self._id[:MAX_SHOWN_ID_LEN]})
             await self._answer_and_end(media, ended)
 
     async def _answer_and_end(
@@ -361,7 +361,7 @@ def sendable(reason: str) -> str:
 
 def in_log_lines(request_id: RequestId) -> str:
     """Escape and shorten an id for a log line: frontends choose it, and a line is one line."""
-    shown = request_id[:LONGEST_ID_SHOWN]
+    shown = request_id[:MAX_SHOWN_ID_LEN]
     return shown if shown.isprintable() else ascii(shown)
 
 

@@ -36,7 +36,7 @@ from common.observability.watchdog import measure_loop_delay
 from common.request_plane.fleet_sockets import REFUSALS, Gate, count_refusals
 from common.request_plane.loop_socket import LoopSocket
 from common.request_plane.protocol import (
-    MOST_SUBMIT_BYTES,
+    MAX_SUBMIT_BYTES,
     PING_INTERVAL_S,
     PROTOCOL_VERSION,
     SESSION_TIMEOUT_S,
@@ -225,7 +225,7 @@ class WorkerService:
             if session is not None:
                 session.last_heard = time.monotonic()
             try:
-                frames = await join([part.buffer for part in parts], MOST_SUBMIT_BYTES)
+                frames = await join([part.buffer for part in parts], MAX_SUBMIT_BYTES)
                 session = self._sessions.get(address.bytes)  # it may have ended meanwhile
                 message, media = self._codec.decode(frames)
                 await self._handle(address.bytes, session, message, media)

@@ -12,7 +12,7 @@ from backend_worker.plane.frontend_loads import Account
 from backend_worker.plane.outbox import Outbox
 from backend_worker.plane.request import WorkerRequest
 from common.identity import Incarnation, RequestId
-from common.request_plane.protocol import MOST_COMING, Coming, Refused, Status
+from common.request_plane.protocol import MAX_COMING, Coming, Refused, Status
 from common.transfer.base import Attachment
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Session:
     last_heard: float
     account: Account
     outbox: Outbox
-    coming: deque[Coming] = field(default_factory=lambda: deque(maxlen=MOST_COMING))
+    coming: deque[Coming] = field(default_factory=lambda: deque(maxlen=MAX_COMING))
     requests: dict[RequestId, WorkerRequest] = field(default_factory=dict)
     renewing: asyncio.Lock = field(default_factory=asyncio.Lock)
     telling: bool = False

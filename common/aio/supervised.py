@@ -17,7 +17,7 @@ from common.observability.telemetry import TASK_FAILURES
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S: Final = 0.5
-LONGEST_PAUSE_S: Final = 30.0
+MAX_PAUSE_S: Final = 30.0
 
 CALM_S: Final = 60.0  # a task that ran for this long begins with the shortest pause again
 
@@ -39,7 +39,7 @@ async def supervise(
         fatal: errors that are raised, for the owner of the task to act on.
         first_pause_s: before the second try; pauses double up to half a minute.
     """
-    backoff = Backoff(first_pause_s, LONGEST_PAUSE_S, calm_s=CALM_S)
+    backoff = Backoff(first_pause_s, MAX_PAUSE_S, calm_s=CALM_S)
     while True:
         started = time.monotonic()
         try:

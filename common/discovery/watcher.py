@@ -35,7 +35,7 @@ from common.request_plane.card import WorkerCard
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S: Final = 0.2
-LONGEST_PAUSE_S: Final = 5.0  # between tries while nothing can be read
+MAX_PAUSE_S: Final = 5.0  # between tries while nothing can be read
 
 MAX_CARDS: Final = 2048
 """A frontend has three open files for each worker, and tries those again that don't answer."""
@@ -177,7 +177,7 @@ class PollingWatcher(CardWatcher):
         self._problems: set[str] = set()
 
     async def changes(self) -> AsyncIterator[CardChange]:
-        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        backoff = Backoff(FIRST_PAUSE_S, MAX_PAUSE_S)
         try:
             while True:
                 try:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-LOOK_S: Final = 5.0  # between looks at the sessions' shared memory
+POLL_INTERVAL_S: Final = 5.0  # between looks at the sessions' shared memory
 _GROUP_S: Final = 5.0  # then remaining processes are killed
 _STOP, _KILL = b"stop", b"kill"
 
@@ -138,7 +138,7 @@ class Sweeper:
 
     def look(self) -> None:
         """Replace a killed child. Note shared memory for the next one, as this one does."""
-        if time.monotonic() > self._looked_at + LOOK_S:
+        if time.monotonic() > self._looked_at + POLL_INTERVAL_S:
             self._looked_at = time.monotonic()
             self._sessions.look()
         if self._gone():
@@ -188,7 +188,7 @@ class _Child:
 
     def run(self) -> None:
         while not self._asked():
-            self._read(LOOK_S)
+            self._read(POLL_INTERVAL_S)
             for word in self._words:
                 if word.isdigit():
                     self._sessions.leaders.add(int(word))
@@ -201,7 +201,7 @@ class _Child:
 
     def _read(self, seconds: float) -> None:
         if not self._open:
-            time.sleep(min(seconds, LOOK_S))
+            time.sleep(min(seconds, POLL_INTERVAL_S))
         elif select.select([self._pipe], [], [], seconds)[0]:
             read = os.read(self._pipe, 1 << 16)
             self._open = bool(read)

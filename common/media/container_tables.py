@@ -48,12 +48,12 @@ _LISTS: Final = re.compile(
     rb"keys.{4}(.{4})|iinf[^\x00].{3}(.{4})|iloc[^\x00\x01].{5}(.{4})", re.DOTALL
 )
 """Lists of MP4 whose number FFmpeg takes memory for at once, eight bytes for each."""
-_MOST_LISTED: Final = 1 << 26
+_MAX_LISTED: Final = 1 << 26
 """More than FFmpeg ever takes memory for. Four letters of a text are more than that."""
 
 _MATROSKA: Final = b"\x1a\x45\xdf\xa3"
 _MATROSKA_TRACKS: Final = b"\x16\x54\xae\x6b"
-_MOST_TRACKS: Final = 1000  # FFmpeg's own limit, which it looks at when it has read all of them
+_MAX_TRACKS: Final = 1000  # FFmpeg's own limit, which it looks at when it has read all of them
 
 
 _FLV_ARRAYS: Final = re.compile(rb"(?:times|filepositions)\x0a(.{4})", re.DOTALL)
@@ -112,7 +112,7 @@ def claims_too_much(data: bytes | memoryview) -> bool:
 def _lists_too_much(data: bytes | memoryview) -> bool:
     """Return whether a list of an MP4 has more entries than the file has bytes."""
     return any(
-        len(data) < int.from_bytes(found[found.lastindex or 0], "big") < _MOST_LISTED
+        len(data) < int.from_bytes(found[found.lastindex or 0], "big") < _MAX_LISTED
         for found in _LISTS.finditer(data)
     )
 
@@ -121,10 +121,10 @@ def _has_too_many_tracks(data: bytes | memoryview) -> bool:
     """Return whether a Matroska or WebM file has more tracks than any film."""
     whole = bytes(data)
     tracks = start = 0
-    while (found := whole.find(_MATROSKA_TRACKS, start)) >= 0 and tracks <= _MOST_TRACKS:
+    while (found := whole.find(_MATROSKA_TRACKS, start)) >= 0 and tracks <= _MAX_TRACKS:
         start = found + len(_MATROSKA_TRACKS)
         tracks += _elements(whole, start)
-    return tracks > _MOST_TRACKS
+    return tracks > _MAX_TRACKS
 
 
 def _elements(data: bytes, at: int) -> int:
@@ -132,7 +132,7 @@ def _elements(data: bytes, at: int) -> int:
     Ignores the parent's end: later elements have other names."""
     at += _length_of_number(data, at)
     count = 0
-    while at + 1 < len(data) and data[at] and count <= _MOST_TRACKS:
+    while at + 1 < len(data) and data[at] and count <= _MAX_TRACKS:
         at += _length_of_number(data, at)
         width = _length_of_number(data, at)
         size = int.from_bytes(data[at : at + width], "big") & ((1 << 7 * width) - 1)

@@ -101,15 +101,15 @@ _HEAD: Final = 1024
 _KINDS_OF_RIFF: Final = (b"WAVE", b"AVI ", b"AVIX")
 _FIRST_BOXES: Final = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot")
 _TS_PACKET: Final = 188
-_MOST_PADDING: Final = 4096
-_MOST_TAGS: Final = 8
+_MAX_PADDING: Final = 4096
+_MAX_TAGS: Final = 8
 
 
 def is_known_container(data: bytes) -> bool:
     """Return whether audio or video begins like an allowed container."""
     start = after_tags(data)
     if start > 0:
-        data = data[start : start + _MOST_PADDING].lstrip(b"\0")
+        data = data[start : start + _MAX_PADDING].lstrip(b"\0")
     head = data[: 2 * _TS_PACKET + 1]
     return (
         head.startswith(_LEADING)
@@ -130,7 +130,7 @@ def name_of_unread(data: bytes) -> str | None:
 def after_tags(data: bytes | memoryview) -> int:
     """Return the offset of the medium, behind ID3 tags, as FFmpeg does."""
     start = 0
-    for _ in range(_MOST_TAGS):
+    for _ in range(_MAX_TAGS):
         tag = data[start : start + 10]
         if len(tag) < 10 or tag[:3] != b"ID3" or any(byte & 0x80 for byte in tag[6:]):
             break

@@ -10,7 +10,7 @@ import msgspec
 from common.identity import WorkerId
 
 _KEPT: Final = 200
-_LONGEST_REASON: Final = 500
+_MAX_REASON_LEN: Final = 500
 
 
 class What(StrEnum):
@@ -36,7 +36,7 @@ _events: Final[deque[FleetEvent]] = deque(maxlen=_KEPT)
 
 
 def note(what: What, worker_id: WorkerId, reason: str = "") -> None:
-    _events.append(FleetEvent(time.time(), worker_id, what, reason[:_LONGEST_REASON]))
+    _events.append(FleetEvent(time.time(), worker_id, what, reason[:_MAX_REASON_LEN]))
 
 
 def recent() -> list[FleetEvent]:

@@ -242,7 +242,7 @@ def _handlers(loggers: Iterable[str]) -> list[logging.Handler]:
 
 FIRST_LINE_S: Final = 10.0  # delay of the first line; shorter operations log nothing
 
-LONGEST_PAUSE_S: Final = 60.0
+MAX_PAUSE_S: Final = 60.0
 
 
 @contextmanager
@@ -251,7 +251,7 @@ def log_progress(
     say: Callable[[str], object],
     *,
     first_s: float = FIRST_LINE_S,
-    longest_s: float = LONGEST_PAUSE_S,
+    longest_s: float = MAX_PAUSE_S,
 ) -> Iterator[None]:
     """Log the progress of a long operation at doubling intervals. Uses a thread, so it works while
     the event loop is blocked."""

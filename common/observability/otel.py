@@ -25,7 +25,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from common.errors import ConfigurationError
 from common.observability.telemetry import SPANS
-from common.observability.tracing import LONGEST_STATE, Kind, Span, Value, install
+from common.observability.tracing import MAX_STATE_LEN, Kind, Span, Value, install
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class OtelSpan:
     def headers(self) -> dict[str, str]:
         carrier: dict[str, str] = {}
         _W3C.inject(carrier, trace.set_span_in_context(self._span, Context()))
-        if len(carrier.get("tracestate", "")) > LONGEST_STATE:  # set by a sampler, for example
+        if len(carrier.get("tracestate", "")) > MAX_STATE_LEN:  # set by a sampler, for example
             del carrier["tracestate"]
         return carrier
 

@@ -18,16 +18,16 @@ import msgspec
 
 from common.errors import ConfigurationError
 
-LONGEST_PARENT: Final = 128
+MAX_PARENT_LEN: Final = 128
 """Characters of a ``traceparent``; today's have 55, later versions may have more."""
 
-LONGEST_STATE: Final = 512
+MAX_STATE_LEN: Final = 512
 """Characters of a ``tracestate``, as many as W3C wants passed on; a longer one is left out."""
 
 TraceHeaders: TypeAlias = Annotated[
     dict[
         Annotated[str, msgspec.Meta(max_length=len("traceparent"))],
-        Annotated[str, msgspec.Meta(max_length=LONGEST_STATE)],
+        Annotated[str, msgspec.Meta(max_length=MAX_STATE_LEN)],
     ],
     msgspec.Meta(max_length=2),
 ]
@@ -161,9 +161,9 @@ def headers_onwards(given: Mapping[str, str] | None) -> dict[str, str] | None:
 def clean(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the valid part of an untrusted trace context; empty if there is none."""
     parent, state = headers.get("traceparent", ""), headers.get("tracestate", "")
-    if len(parent) > LONGEST_PARENT or not _PARENT.fullmatch(parent):
+    if len(parent) > MAX_PARENT_LEN or not _PARENT.fullmatch(parent):
         return {}
-    if not state or len(state) > LONGEST_STATE or not _STATE.fullmatch(state):
+    if not state or len(state) > MAX_STATE_LEN or not _STATE.fullmatch(state):
         return {"traceparent": parent}
     return {"traceparent": parent, "tracestate": state}
 
@@ -173,7 +173,7 @@ def of_http(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     parents count as none; several states are joined, as W3C says."""
     parents = [value for name, value in headers if name == b"traceparent"]
     states = [value for name, value in headers if name == b"tracestate"]
-    if len(parents) != 1 or sum(map(len, states)) > LONGEST_STATE:
+    if len(parents) != 1 or sum(map(len, states)) > MAX_STATE_LEN:
         states = []
     return clean(
         {

@@ -34,9 +34,9 @@ CARD_LIMITS: Final = JsonLimits(most_bytes=1 << 20, most_commas=1 << 14)
 Rank: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 16)]  # vLLM names engines by two bytes
 
 
-LONGEST_NAME = 128
+MAX_NAME_LEN = 128
 
-LONGEST_TEXT: Final = 1 << 14
+MAX_TEXT_LEN: Final = 1 << 14
 """Characters of any other text on a card. All of them stand in sentences and logs."""
 
 Amount: TypeAlias = Annotated[int, Field(ge=0, le=1 << 40)]
@@ -52,8 +52,8 @@ _Listed: TypeAlias = Annotated[list[_Member], FailFast()]
 
 def _name(name: str) -> str:
     """Validate a name, which is quoted before its author is authenticated."""
-    if not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
-        raise ValueError(f"it is not a name of up to {LONGEST_NAME} printable characters")
+    if not 0 < len(name) <= MAX_NAME_LEN or not name.isprintable():
+        raise ValueError(f"it is not a name of up to {MAX_NAME_LEN} printable characters")
     return name
 
 
@@ -65,12 +65,12 @@ def _on_one_line(path: str) -> str:
 
 def _shown(text: str) -> str:
     """Shorten untrusted text to one line, for logs and users."""
-    short = text[:LONGEST_NAME]
+    short = text[:MAX_NAME_LEN]
     return text if short == text and text.isprintable() else repr(short)
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", str_max_length=LONGEST_TEXT)
+    model_config = ConfigDict(frozen=True, extra="forbid", str_max_length=MAX_TEXT_LEN)
 
 
 class _Version(BaseModel):

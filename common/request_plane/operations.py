@@ -22,7 +22,7 @@ ProfilerOptions: TypeAlias = Annotated[
 ]
 """Named arguments of PyTorch's profiler that can be written in JSON."""
 
-LONGEST_MESSAGE = 2000  # characters of a worker's message about an operation
+MAX_MESSAGE_LEN = 2000  # characters of a worker's message about an operation
 
 
 class Sleep(msgspec.Struct, frozen=True, tag="sleep"):

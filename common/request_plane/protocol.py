@@ -51,17 +51,17 @@ from vllm.v1.metrics.stats import RequestStateStats
 from common.errors import ProtocolError
 from common.identity import BlockHash, Incarnation, MmHash, RequestId, WorkerId
 from common.observability.tracing import TraceHeaders
-from common.request_plane.card import LONGEST_NAME, MAX_ADAPTERS
-from common.request_plane.operations import LONGEST_MESSAGE, Condition, Operation, Outcome
+from common.request_plane.card import MAX_ADAPTERS, MAX_NAME_LEN
+from common.request_plane.operations import MAX_MESSAGE_LEN, Condition, Operation, Outcome
 from common.request_plane.step_sums import Count, RankStatus, StepSums
 
 
 class HeldAdapter(msgspec.Struct, frozen=True):
     """A LoRA adapter that a worker has; fields are those of a card's ``Adapter``."""
 
-    name: Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_NAME)]
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_LEN)]
     path: Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
-    base_model_name: Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_NAME)] | None = (
+    base_model_name: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_LEN)] | None = (
         None
     )
     is_3d_lora_weight: bool = False
@@ -84,46 +84,46 @@ Moment: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 """Seconds since the epoch; neither infinite nor no number."""
 
 
-MOST_SUBMIT_BYTES = 64 << 20
+MAX_SUBMIT_BYTES = 64 << 20
 """Of a message to a worker beside its tensors: a prompt of ten million tokens takes 50 MB."""
 
-MOST_MEDIA = 1 << 13
+MAX_MEDIA = 1 << 13
 """Media of one request; frontends take 256 unless told otherwise."""
 
-MOST_NEW_BLOCKS = 256
+MAX_NEW_BLOCKS = 256
 """Blocks of one prompt that are told ahead of KV events; a prefix is what the others need."""
 
-MOST_NEW_MEDIA = 64  # reported media items of one prompt
-LONGEST_MM_HASH = 256  # characters of one of them: twice vLLM's longest hash
-MOST_RANKS = 4096  # ranks with steps in one :class:`Status`; more than any card names
-MOST_COMING = 64  # prompts reported in one :class:`Status`
+MAX_NEW_MEDIA = 64  # reported media items of one prompt
+MAX_MM_HASH_LEN = 256  # characters of one of them: twice vLLM's longest hash
+MAX_RANKS = 4096  # ranks with steps in one :class:`Status`; more than any card names
+MAX_COMING = 64  # prompts reported in one :class:`Status`
 
-Shipments: TypeAlias = Annotated[list[bytes], msgspec.Meta(max_length=MOST_MEDIA)]
+Shipments: TypeAlias = Annotated[list[bytes], msgspec.Meta(max_length=MAX_MEDIA)]
 """Transfer metadata of media."""
 
 NewBlocks: TypeAlias = Annotated[
     list[Annotated[BlockHash, msgspec.Meta(min_length=1, max_length=64)]],
-    msgspec.Meta(max_length=MOST_NEW_BLOCKS),
+    msgspec.Meta(max_length=MAX_NEW_BLOCKS),
 ]
 """Hashes of the blocks of a prompt that its rank does not hold yet, the first ones."""
 
 NewMedia: TypeAlias = Annotated[
-    list[Annotated[MmHash, msgspec.Meta(max_length=LONGEST_MM_HASH)]],
-    msgspec.Meta(max_length=MOST_NEW_MEDIA),
+    list[Annotated[MmHash, msgspec.Meta(max_length=MAX_MM_HASH_LEN)]],
+    msgspec.Meta(max_length=MAX_NEW_MEDIA),
 ]
 """Media items of a prompt, the first ones."""
 
 
-MOST_OUTPUTS = 128
+MAX_OUTPUTS = 128
 """Outputs of one message: what a frontend decodes and hands out before others get their turn."""
 
-MOST_POOLED_BYTES = 256 << 20
+MAX_POOLED_BYTES = 256 << 20
 """Of one pooled answer. Vectors of 4,096 numbers for each of 16,000 tokens have as many."""
 
-MOST_OPERATIONS = 8
+MAX_OPERATIONS = 8
 """Of one frontend that are not answered yet. A worker does one at a time, and refuses others."""
 
-MOST_FIGURES_BYTES = 4 << 20  # of a worker's metrics page; one vLLM engine's has some 100 kB
+MAX_FIGURES_BYTES = 4 << 20  # of a worker's metrics page; one vLLM engine's has some 100 kB
 
 
 class FailureKind(StrEnum):
@@ -191,7 +191,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     request_id: RequestId
     prompt_token_ids: list[int] | None
     sampling_params: SamplingParams | None
-    media: Annotated[list[MediaPart], msgspec.Meta(max_length=MOST_MEDIA)]
+    media: Annotated[list[MediaPart], msgspec.Meta(max_length=MAX_MEDIA)]
     shipments: Shipments
     prompt_text: str | None = None
     prompt_embeds: torch.Tensor | None = None
@@ -267,9 +267,9 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """Tell the worker why a frontend refuses this run of it. Sent repeatedly, without a session;
     never answered, so older workers may ignore it."""
 
-    frontend: Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]
+    frontend: Annotated[str, msgspec.Meta(max_length=MAX_NAME_LEN)]
     incarnation: Incarnation
-    reason: Annotated[str, msgspec.Meta(max_length=LONGEST_MESSAGE)]
+    reason: Annotated[str, msgspec.Meta(max_length=MAX_MESSAGE_LEN)]
 
 
 ToWorker: TypeAlias = (
@@ -320,7 +320,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         outputs: empty for a pooled answer.
-        pooled: any shape, at most :data:`MOST_POOLED_BYTES`; None for a generated answer.
+        pooled: any shape, at most :data:`MAX_POOLED_BYTES`; None for a generated answer.
         metrics: only of the finished output, as no other is read.
     """
 
@@ -338,7 +338,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
     """Outputs of several requests, in the engine's order."""
 
-    outputs: Annotated[list[Output], msgspec.Meta(max_length=MOST_OUTPUTS)]
+    outputs: Annotated[list[Output], msgspec.Meta(max_length=MAX_OUTPUTS)]
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -380,16 +380,16 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
 
     ranks: list[RankStatus]
     hf_processor_runs: Count
-    coming: Annotated[list[Coming], msgspec.Meta(max_length=MOST_COMING)] = []
+    coming: Annotated[list[Coming], msgspec.Meta(max_length=MAX_COMING)] = []
     condition: Condition = Condition.SERVING
     blocks_emptied: Moment = 0.0
     media_emptied: Count = 0
     stands_still: bool = False
-    steps: Annotated[list[StepSums], msgspec.Meta(max_length=MOST_RANKS)] = []
+    steps: Annotated[list[StepSums], msgspec.Meta(max_length=MAX_RANKS)] = []
     adapters: Annotated[list[HeldAdapter], msgspec.Meta(max_length=MAX_ADAPTERS)] | None = None
     active_adapters: (
         Annotated[
-            list[Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]],
+            list[Annotated[str, msgspec.Meta(max_length=MAX_NAME_LEN)]],
             msgspec.Meta(max_length=MAX_ADAPTERS),
         ]
         | None
@@ -412,7 +412,7 @@ class Figures(msgspec.Struct, frozen=True, tag="figures"):
     """The worker's metrics, vLLM's and ours, as Prometheus text; empty if too large."""
 
     number: Count
-    page: Annotated[bytes, msgspec.Meta(max_length=MOST_FIGURES_BYTES)]
+    page: Annotated[bytes, msgspec.Meta(max_length=MAX_FIGURES_BYTES)]
 
 
 class Operated(msgspec.Struct, frozen=True, tag="operated"):
@@ -420,7 +420,7 @@ class Operated(msgspec.Struct, frozen=True, tag="operated"):
 
     number: Count
     outcome: Outcome
-    message: Annotated[str, msgspec.Meta(max_length=LONGEST_MESSAGE)] = ""
+    message: Annotated[str, msgspec.Meta(max_length=MAX_MESSAGE_LEN)] = ""
 
 
 ToFrontend: TypeAlias = (

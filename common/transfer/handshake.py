@@ -25,7 +25,7 @@ _FORMAT: Final = "pieces-2mib:"
 another way find no base64: they refuse the offer, with a reason, and media travel inline."""
 
 
-LONGEST_REFUSAL: Final = 1024  # characters
+MAX_REFUSAL_LEN: Final = 1024  # characters
 
 
 class NixlOffer(BaseModel):
@@ -95,8 +95,8 @@ class TransferOffer(BaseModel):
 
 def _shown(refusal: str) -> str:
     """Shorten a refusal to one printable line, for logs: it quotes untrusted text."""
-    line = "".join(each if each.isprintable() else " " for each in refusal[:LONGEST_REFUSAL])
-    return line if len(refusal) <= LONGEST_REFUSAL else f"{line}..."
+    line = "".join(each if each.isprintable() else " " for each in refusal[:MAX_REFUSAL_LEN])
+    return line if len(refusal) <= MAX_REFUSAL_LEN else f"{line}..."
 
 
 _Refusal: TypeAlias = Annotated[str, AfterValidator(_shown)]

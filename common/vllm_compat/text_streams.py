@@ -17,7 +17,7 @@ from tokenizers.decoders import DecodeStream
 TAILS: Final = (64, 4096)
 """Last tokens of a prompt that are read; the larger number if these are all special."""
 
-MOST_SILENT: Final = 64
+MAX_SILENT: Final = 64
 """Tokens without text that are read again."""
 
 _LETTER: Final = 3
@@ -47,7 +47,7 @@ class TextStream:
         self._silent.append(token)
         if text is not None:
             self._spoken, self._silent = self._silent, []
-        elif len(self._silent) >= MOST_SILENT:
+        elif len(self._silent) >= MAX_SILENT:
             text = self._given_up(tokenizer)
         return text
 

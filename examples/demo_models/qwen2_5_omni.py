@@ -11,7 +11,7 @@ from demo_models.weights import HEADS, HIDDEN, LAYERS, draw
 VISION_LAYERS = AUDIO_LAYERS = 2
 PATCH, MERGE = 14, 2
 MEL_BINS = 32
-LONGEST_CLIP_S = 8  # every clip is padded to this
+MAX_CLIP_S = 8  # every clip is padded to this
 NAMED_TOKENS = {
     "image_token": "<|IMAGE|>",
     "audio_token": "<|AUDIO|>",
@@ -63,9 +63,7 @@ def make_processor(tokenizer):
     return Qwen2_5OmniProcessor(
         image_processor=Qwen2VLImageProcessor(**geometry),
         video_processor=Qwen2VLVideoProcessor(**geometry),
-        feature_extractor=WhisperFeatureExtractor(
-            feature_size=MEL_BINS, chunk_length=LONGEST_CLIP_S
-        ),
+        feature_extractor=WhisperFeatureExtractor(feature_size=MEL_BINS, chunk_length=MAX_CLIP_S),
         tokenizer=tokenizer,
         chat_template=TEMPLATE,
     )
@@ -111,7 +109,7 @@ def make_thinker_config(tokenizer):
             "encoder_ffn_dim": 2 * HIDDEN,
             "d_model": HIDDEN,
             "output_dim": HIDDEN,
-            "max_source_positions": 50 * LONGEST_CLIP_S,
+            "max_source_positions": 50 * MAX_CLIP_S,
             "n_window": 100,
         },
         image_token_index=image,

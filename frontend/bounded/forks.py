@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 TRIES: Final = 3
 
-LOOK_S: Final = 1.0
+POLL_INTERVAL_S: Final = 1.0
 """Interval of looks at a child. One that sleeps in two of them, and took no CPU in between, waits
 for a lock that another thread of this process held during the fork."""
 
@@ -86,7 +86,7 @@ def _hangs(pid: int, reader: int) -> bool:
     poll = select.poll()
     poll.register(reader, select.POLLIN)
     before = None
-    while not poll.poll(LOOK_S * 1e3):
+    while not poll.poll(POLL_INTERVAL_S * 1e3):
         # After the command's name: the state, and from the 12th field on the CPU time.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         if fields[0] == "S" and fields[11:13] == before:

@@ -19,7 +19,7 @@ Digest = NewType("Digest", bytes)
 
 Mode = NewType("Mode", tuple[Hashable, ...])
 
-_LONGEST_NAME: Final = 80
+_MAX_NAME_LEN: Final = 80
 """Limit of a decoder's name in an error."""
 
 
@@ -97,7 +97,7 @@ def check_video_backend(media_io_kwargs: Mapping[str, Mapping[str, object]]) -> 
     """
     name = media_io_kwargs.get("video", {}).get("video_backend")
     if name and name not in list(VIDEO_LOADER_REGISTRY.name2class):
-        shown = str(name)[:_LONGEST_NAME]
+        shown = str(name)[:_MAX_NAME_LEN]
         raise VLLMValidationError(f"media_io_kwargs: there is no video_backend {shown!r}")
 
 

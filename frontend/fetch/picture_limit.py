@@ -20,7 +20,7 @@ _SIZE_UNKNOWN: Final = frozenset({"ICO"})
 _NARROW: Final = 16
 """Minimum pixels that each row counts for."""
 
-_MOST_SCANS: Final = 100
+_MAX_SCANS: Final = 100
 """Scans of a JPEG, libtiff's own limit. Each takes a few bytes only, but decoding all pixels."""
 
 _PNG_START: Final = 8
@@ -61,7 +61,7 @@ def picture_pixels(data: bytes, policy: FetchPolicy) -> int:
             if opened.format in _SIZE_UNKNOWN:
                 pixels = max(pixels, policy.max_pixels)
             if opened.format in ("JPEG", "MPO") and _has_too_many_scans(data):
-                raise RefusedError(f"it has more than {_MOST_SCANS} scans")
+                raise RefusedError(f"it has more than {_MAX_SCANS} scans")
             if opened.format == "PNG":
                 _check_png(data)
     except UnidentifiedImageError as error:
@@ -175,7 +175,7 @@ def _has_too_many_scans(data: bytes) -> bool:
             return False
         if kind == 0xDA:
             scans += 1
-            if scans > _MOST_SCANS:
+            if scans > _MAX_SCANS:
                 return True
         at = marker.end()
         at += max(2, int.from_bytes(data[at : at + 2], "big"))

@@ -118,10 +118,10 @@ def _frames(data: bytes) -> Iterator[bytes]:
 
 
 _TOO_SHORT: Final = "the model looks at none of its {:,} frames: it is too short"
-_MOST_MISSING: Final = 10_000
+_MAX_MISSING: Final = 10_000
 """Consecutive unreadable frames, which take a moment."""
 
-_MOST_FRAMES: Final = 1 << 22
+_MAX_FRAMES: Final = 1 << 22
 """Frames of a film, 19 hours at 60 a second. Some models look at each before they choose: 375 bytes
 that claimed 30 million took 2.7 GB, those that claimed a billion a minute of Python."""
 
@@ -136,10 +136,10 @@ class _CountingLoader(VideoLoader):
 
     @classmethod
     def _prepare_source(cls, source: VideoSourceMetadata) -> VideoSourceMetadata:
-        if source.total_frames_num > _MOST_FRAMES:
+        if source.total_frames_num > _MAX_FRAMES:
             raise RefusedError(
                 f"it says that it has {source.total_frames_num:,} frames: at most "
-                f"{_MOST_FRAMES:,} are taken"
+                f"{_MAX_FRAMES:,} are taken"
             )
         prepared: VideoSourceMetadata = super()._prepare_source(source)
         return prepared
@@ -197,7 +197,7 @@ class _Watched:
         self._check_time()
         good = self._cap.grab()
         self._missing = 0 if good else self._missing + 1
-        if self._missing > _MOST_MISSING:
+        if self._missing > _MAX_MISSING:
             raise RefusedError("it has far fewer frames than it says")
         return good
 

@@ -86,7 +86,7 @@ FromParent: TypeAlias = Assigned | Asked | Answers | Stop
 ANSWER_S: Final = 2.0
 """Time-out of a process's answer."""
 
-MOST_BYTES: Final = LARGEST - (1 << 16)
+MAX_BYTES: Final = LARGEST - (1 << 16)
 """Limit of all answers to a question, which go back in one message. Answers beyond it are left out:
 a larger message would end the connection, and with it the process that asked."""
 
@@ -145,7 +145,7 @@ class Questions:
         question.missing.discard(by)
         if answer.body is not None:
             question.bytes += len(answer.body)
-            if question.bytes <= MOST_BYTES:
+            if question.bytes <= MAX_BYTES:
                 question.told[by.name] = answer.body
             else:
                 question.left_out += 1

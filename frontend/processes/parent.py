@@ -19,7 +19,7 @@ from prometheus_client import REGISTRY, generate_latest
 from pydantic import Field
 
 from common.aio.processes import StopSignals, python_command
-from common.aio.supervised import CALM_S, FIRST_PAUSE_S, LONGEST_PAUSE_S, supervise
+from common.aio.supervised import CALM_S, FIRST_PAUSE_S, MAX_PAUSE_S, supervise
 from common.backoff import Backoff
 from common.cli.command_line import FRONTEND, ConfigSettings, read_command_line
 from common.cli.flag_settings import FlagSettings
@@ -122,7 +122,7 @@ class Parent:
 
     async def _keep(self, index: int) -> int:
         """Restart one process until all are to end; return its last status."""
-        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, calm_s=CALM_S)
+        backoff = Backoff(FIRST_PAUSE_S, MAX_PAUSE_S, calm_s=CALM_S)
         if index:  # the first one plans for all, and reports bad arguments
             await _any_of(self._planned, self._stopping)
         while not self._stopping.is_set():

@@ -19,7 +19,7 @@ from frontend.processes.child import MEMBER
 from frontend.processes.listeners import ConnectionCounts
 from frontend.processes.messages import (
     ANSWER_S,
-    MOST_BYTES,
+    MAX_BYTES,
     Answered,
     Answers,
     Ask,
@@ -34,7 +34,7 @@ from frontend.processes.messages import (
 
 logger = logging.getLogger(__name__)
 
-_MOST_DESCRIPTORS: Final = 64
+_MAX_DESCRIPTORS: Final = 64
 
 _END_S: Final = 2.0
 """Time for a killed parent to end."""
@@ -82,7 +82,7 @@ class Siblings:
         """
         self._end.sendall(frame(plan))
         data, descriptors, _, _ = socket.recv_fds(
-            self._end, 1 << 16, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+            self._end, 1 << 16, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
         )
         assigned = next(Frames[FromParent](FromParent).feed(data), None)
         if not isinstance(assigned, Assigned):  # its parent is gone or ending
@@ -172,7 +172,7 @@ class Siblings:
     async def _answer(self, number: int, topic: str, argument: bytes) -> None:
         tell = self._tells.get(topic)
         body = None if tell is None else tell(argument)
-        if body is not None and len(body) > MOST_BYTES:
+        if body is not None and len(body) > MAX_BYTES:
             logger.warning("%d bytes about %s are too many for other processes", len(body), topic)
             body = None
         if self._parent is not None:

@@ -285,7 +285,7 @@ class ProcessedOnce:
         return again
 
 
-_MOST_AT_ONCE = {"image": 4}
+_MAX_AT_ONCE = {"image": 4}
 """Media of a batch, by modality. The first of a long document are processed while the others are
 decoded, and media of other requests come in between. All at once would take longer too: the
 processor puts their tensors together, in memory that is new each time.
@@ -303,6 +303,6 @@ def _spread(shown: Sequence[Shown], width: int) -> Iterator[list[Shown]]:
     for each in shown:
         by_modality.setdefault(each.modality, []).append(each)
     for modality, members in by_modality.items():
-        size = min(-(-len(members) // width), _MOST_AT_ONCE.get(modality, 1))
+        size = min(-(-len(members) // width), _MAX_AT_ONCE.get(modality, 1))
         for start in range(0, len(members), size):
             yield members[start : start + size]

@@ -20,7 +20,7 @@ MAX_TOKEN_TEXT: Final = 4096
 MAX_EXPERT_BYTES: Final = 4096
 """Bytes of a token's routed experts: 61 layers of 8 take 488, or 1,952 as 32-bit numbers."""
 
-MOST_EXPERT_BYTES: Final = 16 << 20
+MAX_CHOICE_EXPERT_BYTES: Final = 16 << 20
 """Bytes of a choice's routed experts. Written as text, 80 MB took the event loop 3.7 seconds."""
 
 
@@ -82,7 +82,7 @@ class AnswerCheck:
 
     def _check_experts(self, nbytes: int, tokens: int) -> None:
         """Engines with ``--enable-return-routed-experts`` give them, though no request asks."""
-        if nbytes > min((self._prompt_tokens + tokens) * MAX_EXPERT_BYTES, MOST_EXPERT_BYTES):
+        if nbytes > min((self._prompt_tokens + tokens) * MAX_EXPERT_BYTES, MAX_CHOICE_EXPERT_BYTES):
             raise WorkerGarbledError(
                 f"a worker gave {nbytes} bytes of routed experts, more than an answer may have"
             )

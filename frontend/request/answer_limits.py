@@ -18,7 +18,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from common.errors import RequestRejectedError
 from frontend.request.call_gate import batch_of_request
 
-MOST_BYTES: Final = 128 << 10
+MAX_BYTES: Final = 128 << 10
 """Bytes of a structure, as JSON."""
 
 MAX_LOGPROBS: Final = 1 << 17
@@ -66,10 +66,10 @@ def check_structure(params: object) -> None:
         return
     said = [wanted.json, wanted.regex, wanted.choice, wanted.grammar, wanted.structural_tag]
     size = _bytes([each for each in said if each])
-    if size > MOST_BYTES:
+    if size > MAX_BYTES:
         raise RequestRejectedError(
             f"the structure of the answer (a JSON schema, a grammar or choices) has {size} bytes, "
-            f"more than {MOST_BYTES}"
+            f"more than {MAX_BYTES}"
         )
 
 

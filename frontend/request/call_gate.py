@@ -30,7 +30,7 @@ BULK_TOKENS: Final = 3 / 4
 CHOICES_AT_ONCE: Final = 4
 """Choices of a request's only call that start without waiting, as that many chats would."""
 
-MOST_CHOICES: Final = 1 / 2
+MAX_CHOICES: Final = 1 / 2
 """Fraction of an engine's slots that the choices of one prompt may take."""
 
 FEW_CHOICES: Final = 16
@@ -134,7 +134,7 @@ class CallGate:
         if choices <= FEW_CHOICES:
             return
         slots = self._slots().largest
-        most = max(FEW_CHOICES, int(MOST_CHOICES * slots))
+        most = max(FEW_CHOICES, int(MAX_CHOICES * slots))
         if choices > most and slots:  # without workers the call gets 503
             raise RequestRejectedError(
                 f"`n` asks for {choices} choices of one prompt, more than the {most} that one "

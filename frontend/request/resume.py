@@ -30,7 +30,7 @@ from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from common.errors import NotResumableError
 from common.request_plane.protocol import Submit
 
-_LONGEST_LETTER = 4
+_MAX_LETTER_LEN = 4
 """Tokens that one letter of UTF-8 may span."""
 
 
@@ -266,7 +266,7 @@ def _state_of_its_own(
 
 def _mid_letter(choice: GeneratedChoice, tokenizer: TokenizerLike | None) -> bool:
     """Return whether the last token ends within a letter, so that the next label needs it."""
-    last = choice.token_ids[-_LONGEST_LETTER:]
+    last = choice.token_ids[-_MAX_LETTER_LEN:]
     return tokenizer is not None and str(tokenizer.decode(last)).endswith("�")
 
 

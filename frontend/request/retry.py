@@ -56,7 +56,7 @@ BUSY_S = 1.0
 """Seconds that a request avoids a worker that refused it as busy or paused: unlike a failed one, it
 may take the request soon."""
 
-LONGEST_MESSAGE: Final = 16_384
+MAX_MESSAGE_LEN: Final = 16_384
 """Characters of a worker's message that a client and the log get."""
 
 
@@ -239,7 +239,7 @@ _FAILURES: Final[Mapping[FailureKind, type[MmRouterError]]] = {
 
 def failure(worker_id: WorkerId, failed: Failed) -> MmRouterError:
     """Return the error of a failed request; its type tells whether another worker may succeed."""
-    said = failed.message[:LONGEST_MESSAGE]
+    said = failed.message[:MAX_MESSAGE_LEN]
     if failed.kind is FailureKind.INVALID:
         return RequestRejectedError(said)
     return _FAILURES[failed.kind](f"worker {worker_id}: {said}")

@@ -34,7 +34,7 @@ from common.errors import (
 from common.identity import MmHash, RequestId, WorkerId
 from common.observability.telemetry import MEDIA_ITEMS, REQUESTS, stage
 from common.request_plane.lifecycle import Event, Lifecycle
-from common.request_plane.protocol import MOST_NEW_BLOCKS, Ack, Failed, Nack, Output, Submit
+from common.request_plane.protocol import MAX_NEW_BLOCKS, Ack, Failed, Nack, Output, Submit
 from common.transfer.base import MediaHandle
 from common.vllm_compat import text_streams
 from frontend.processing import MediaItem, ProcessedPrompt
@@ -61,10 +61,10 @@ from frontend.workers import Answer, MediaSender, WorkerLink
 HASH_INLINE_TOKENS = 4096
 """Longer prompts, and embeddings, are hashed in a thread: 32 k tokens take milliseconds."""
 
-LOOK_S = 0.5
+POLL_INTERVAL_S = 0.5
 """Poll interval of a request that waits for a worker, in seconds."""
 
-MOST_ASKED = 8
+MAX_ASKED = 8
 """Times that a worker may ask for one medium; an honest one gives up before."""
 
 _REASONS = {"not_held", "evicted", "engine_evicted"} | {
@@ -72,7 +72,7 @@ _REASONS = {"not_held", "evicted", "engine_evicted"} | {
 }
 """Why workers ask for media: a closed list, since it labels metrics."""
 
-LONGEST_ID = 1024
+MAX_ID_LEN = 1024
 """Characters of a client's id of its request. Every event of a stream repeats it: one of 16 MB
 would stop the event loop at each token."""
 
@@ -262,9 +262,9 @@ class RequestRunner:
 
     async def _process(self, request: GenerateRequest, own_id: RequestId) -> ProcessedPrompt:
         """Step 1. The renderer ran in vLLM's serving code; this validates and sorts."""
-        if len(request.client_id) > LONGEST_ID:
+        if len(request.client_id) > MAX_ID_LEN:
             raise RequestRejectedError(
-                f"the id of a request may have {LONGEST_ID} characters at most"
+                f"the id of a request may have {MAX_ID_LEN} characters at most"
             )
         prompt = request.prompt
         if not isinstance(prompt, dict) or "type" not in prompt:
@@ -339,7 +339,7 @@ class RequestRunner:
                     # In no variable: this frame, which the traceback has, would keep the request.
                     raise state.attempts.take_failure() or NoWorkerError(str(error)) from error
                 # An arrival wakes it; that a worker is resumed, reinstated or less busy does not.
-                until = min(patience, now() + LOOK_S)
+                until = min(patience, now() + POLL_INTERVAL_S)
             await state.wait(arrival, until)
 
     async def _send_media(
@@ -383,7 +383,7 @@ class RequestRunner:
                 rank=decision.rank,
                 prefill_tokens=decision.prefill_tokens,
                 new_blocks=list(
-                    self._router.in_flight.new_blocks(decision.request_id)[:MOST_NEW_BLOCKS]
+                    self._router.in_flight.new_blocks(decision.request_id)[:MAX_NEW_BLOCKS]
                 ),
                 timeout_s=state.deadlines.left_s(),
                 trace_headers=state.spans.headers(),
@@ -452,8 +452,8 @@ class RequestRunner:
         if not nack.missing or not items.keys() >= {*nack.missing}:
             raise ProtocolError("it asks for media that the prompt doesn't have, or for none")
         asked.update(nack.missing)
-        if max(asked.values()) > MOST_ASKED:
-            raise ProtocolError(f"it asks for a medium more than {MOST_ASKED} times")
+        if max(asked.values()) > MAX_ASKED:
+            raise ProtocolError(f"it asks for a medium more than {MAX_ASKED} times")
         self._router.media.nacked(worker_id, nack.missing)
         again = any(asked[mm_hash] > 1 for mm_hash in nack.missing)
         lacking = [items[mm_hash] for mm_hash in nack.missing]

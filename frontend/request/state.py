@@ -23,7 +23,7 @@ from common.observability.telemetry import (
     TIME_TO_FIRST_TOKEN,
 )
 from common.request_plane.lifecycle import Event, Lifecycle, State
-from common.request_plane.protocol import MOST_POOLED_BYTES, Output, Submit
+from common.request_plane.protocol import MAX_POOLED_BYTES, Output, Submit
 from frontend.processing import ProcessedPrompt
 from frontend.request.answer_check import AnswerCheck
 from frontend.request.deadlines import Deadlines
@@ -258,7 +258,7 @@ class RequestState:
     def _pooled(self, output: Output) -> PoolingRequestOutput:
         if output.pooled is None or not self._pools or not output.finished:
             raise WorkerGarbledError("a worker generated what was to be pooled, or the reverse")
-        if output.pooled.nbytes > MOST_POOLED_BYTES:
+        if output.pooled.nbytes > MAX_POOLED_BYTES:
             raise WorkerGarbledError("a worker pooled more than an answer may have")
         self.lifecycle.on(Event.LAST_OUTPUT)
         REQUEST_SECONDS.observe(time.perf_counter() - self._arrived)

@@ -29,7 +29,7 @@ FULL: Final = 0.9
 PATIENCE_S: Final = 1.0
 """Seconds that another client waits for its first token, or since one was refused."""
 
-LOOK_S: Final = 0.25
+POLL_INTERVAL_S: Final = 0.25
 """Interval between looks at the answers in flight."""
 
 Client: TypeAlias = tuple[Tenant, str]
@@ -84,7 +84,7 @@ class Crowding:
     def check(self, asker: Asker) -> None:
         """Raise RequestRejectedError if answers of a request fill a cache while others wait."""
         now = self._clock()
-        if now - self._looked_at >= LOOK_S:
+        if now - self._looked_at >= POLL_INTERVAL_S:
             self._looked_at = now
             self._look(now - PATIENCE_S)
         if self._crowds and (reason := self._crowds.get(asker)) is not None:

@@ -23,7 +23,7 @@ FAILURES: Final = 3
 JITTER = 0.2
 """Maximum deviation of a time-out in either direction, as a share."""
 
-LONGEST_S = 60.0
+MAX_EJECTION_S = 60.0
 """Longest time-out, unless the first is longer: a recovered worker is soon found, and a broken one
 fails a request a minute."""
 
@@ -64,7 +64,7 @@ class Ejection:
     ) -> None:
         self._clock = clock
         self._base_s = base_s
-        self._max_s = max(base_s, LONGEST_S)
+        self._max_s = max(base_s, MAX_EJECTION_S)
         self._random = chance or random.Random()
         self._records: dict[WorkerId, _Record] = {}
 

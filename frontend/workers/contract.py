@@ -25,7 +25,7 @@ from common.request_plane.fleet_sockets import (
     frontend_context,
     leaves_host,
 )
-from common.request_plane.operations import LONGEST_MESSAGE
+from common.request_plane.operations import MAX_MESSAGE_LEN
 from common.request_plane.protocol import Refused, ToFrontend
 from common.request_plane.wire import Codec
 from frontend.workers.members import Run
@@ -149,7 +149,7 @@ async def tell_refused(
                 for notice in told:
                     if notice not in notices():  # accepted or gone since this round began
                         continue
-                    reason = notice.reason.encode(errors="replace").decode()[:LONGEST_MESSAGE]
+                    reason = notice.reason.encode(errors="replace").decode()[:MAX_MESSAGE_LEN]
                     message = Refused(frontend, notice.run.incarnation, reason)
                     socket: Any = context.socket(zmq.DEALER, socket_class=cast(Any, zmq.Socket))
                     with suppress(zmq.ZMQError):  # the card's endpoint is unreachable

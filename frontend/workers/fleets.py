@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 RETRY_S: Final = 300.0
 """Pause before an unservable model is tried again: files may have come to this host."""
 
-MOST_NAMES: Final = 64
-LONGEST_NAME: Final = 512
+MAX_NAMES: Final = 64
+MAX_NAME_LEN: Final = 512
 
 Came = Callable[[Fleet, asyncio.Event], None]
 """Callback for a new model's fleet, with the event that is set once its last worker has left. It
@@ -266,12 +266,12 @@ def _model_of(card: WorkerCard | None) -> Hashable:
 def _check_names(card: WorkerCard) -> None:
     """Raise CardModelError for names unfit for log lines, metrics and errors."""
     names = card.served_model_names
-    if len(names) > MOST_NAMES or not all(
-        0 < len(name) <= LONGEST_NAME and name.isprintable() for name in names
+    if len(names) > MAX_NAMES or not all(
+        0 < len(name) <= MAX_NAME_LEN and name.isprintable() for name in names
     ):
         raise CardModelError(
-            f"worker {card.worker_id} refused: a model may have {MOST_NAMES} names, of up to "
-            f"{LONGEST_NAME} printable characters each"
+            f"worker {card.worker_id} refused: a model may have {MAX_NAMES} names, of up to "
+            f"{MAX_NAME_LEN} printable characters each"
         )
 
 

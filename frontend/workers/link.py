@@ -39,10 +39,10 @@ from common.observability.telemetry import UNDECODABLE_MESSAGES
 from common.request_plane.card import WorkerCard
 from common.request_plane.fleet_sockets import connect
 from common.request_plane.loop_socket import MAX_FRAME_BYTES, Frame, LoopSocket
-from common.request_plane.operations import LONGEST_MESSAGE, Operation
+from common.request_plane.operations import MAX_MESSAGE_LEN, Operation
 from common.request_plane.protocol import (
-    MOST_OPERATIONS,
-    MOST_SUBMIT_BYTES,
+    MAX_OPERATIONS,
+    MAX_SUBMIT_BYTES,
     PING_INTERVAL_S,
     PROTOCOL_VERSION,
     SESSION_TIMEOUT_S,
@@ -193,7 +193,7 @@ class WorkerLink:
                 f"worker {self.card.worker_id} did not answer at {self.card.request_endpoint}"
             ) from error
         if isinstance(answer, Goodbye):
-            reason = answer.reason[:LONGEST_MESSAGE]
+            reason = answer.reason[:MAX_MESSAGE_LEN]
             raise ProtocolVersionError(f"worker {self.card.worker_id}: {reason}")
         if not isinstance(answer, Welcome) or answer.incarnation != self.card.incarnation:
             raise WorkerLostError(
@@ -228,8 +228,8 @@ class WorkerLink:
         cancel it. Raises the errors of :meth:`offer`, and WorkerLostError if the worker is lost
         meanwhile.
         """
-        if len(self._operations) >= MOST_OPERATIONS:
-            raise WorkerBusyError(f"{MOST_OPERATIONS} operations wait for its answer already")
+        if len(self._operations) >= MAX_OPERATIONS:
+            raise WorkerBusyError(f"{MAX_OPERATIONS} operations wait for its answer already")
         if self._lost.done():
             raise WorkerLostError(str(self._lost.result()))
         return await self._operations.ask(lambda number: self._send(Operate(number, operation)))
@@ -365,7 +365,7 @@ class WorkerLink:
                 self._operations.answered(message.number, message)
             case Goodbye():
                 self.left = message.reason == SHUTTING_DOWN
-                self._lose(message.reason[:LONGEST_MESSAGE], WorkerLeftError)
+                self._lose(message.reason[:MAX_MESSAGE_LEN], WorkerLeftError)
             case Outputs(outputs):
                 return await self._deliver(outputs)
             case Ack() | Nack() | Failed():
@@ -495,7 +495,7 @@ class WorkerLink:
             # pyzmq would write by a freed pointer, which may be another socket's.
             raise WorkerLostError(f"the link to worker {self.card.worker_id} is closed")
         frames = self._codec.encode(message, media)
-        if len(frames[1]) > MOST_SUBMIT_BYTES:
+        if len(frames[1]) > MAX_SUBMIT_BYTES:
             raise ProtocolError(f"no worker takes {len(frames[1])} bytes beside tensors")
         pieces = split(frames)
         try:

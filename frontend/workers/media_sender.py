@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 _FIRST_PAUSE_S: Final = 1.0
-_LONGEST_PAUSE_S: Final = 60.0
+_MAX_PAUSE_S: Final = 60.0
 """Backoff between offers to workers that still lack a transport they need."""
 
 OfferTo = Callable[[bytes], Awaitable[None]]
@@ -234,7 +234,7 @@ class MediaSender:
         )
 
     async def _keep_offering(self) -> None:
-        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        backoff = Backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
         while True:
             self._changed.clear()
             waiting = await self._offer_once()

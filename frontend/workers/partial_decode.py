@@ -13,7 +13,7 @@ from vllm.logprobs import FlatLogprobs, Logprob
 
 from common.errors import ProtocolError
 from common.identity import RequestId
-from common.request_plane.protocol import MOST_OUTPUTS, Failed, Output, Outputs, ToFrontend
+from common.request_plane.protocol import MAX_OUTPUTS, Failed, Output, Outputs, ToFrontend
 from common.request_plane.wire import Codec
 
 Logprobs: TypeAlias = FlatLogprobs | Sequence[Mapping[int, Logprob] | None]
@@ -50,7 +50,7 @@ def legible(codec: Codec[ToFrontend], frames: Sequence[memoryview]) -> list[Outp
         return [Missing(RequestId(about.request_id), last)]
     try:
         parts = _PARTS.decode(frames[1]).outputs
-        if len(parts) > MOST_OUTPUTS:
+        if len(parts) > MAX_OUTPUTS:
             return [_UNKNOWN]
         one: Codec[Output] = Codec(Output)
         return [_read(one, [memoryview(part), *frames[2:]]) for part in parts]
@@ -67,11 +67,11 @@ def _read(codec: Codec[Output], frames: Sequence[memoryview]) -> Output | Missin
         return Missing(head.request_id, head.finished)
 
 
-_LONGEST_REASON: Final = 64
+_MAX_REASON_LEN: Final = 64
 _MAX_TOKEN: Final = 1 << 32
 """Larger than any vocabulary; a larger number raises OverflowError in Hugging Face's tokenizers."""
 
-_MOST_DIMENSIONS: Final = 4
+_MAX_DIMENSIONS: Final = 4
 """Limit for pooled tensors. PyTorch makes lists of a tensor by recursion: 200,000 dimensions of
 size one, in four bytes, end the process."""
 
@@ -83,7 +83,7 @@ _POOLED: Final = frozenset(
 def flaw_of(output: Output) -> str:
     if output.pooled is not None and (
         output.pooled.dtype not in _POOLED
-        or output.pooled.ndim > _MOST_DIMENSIONS
+        or output.pooled.ndim > _MAX_DIMENSIONS
         or not output.pooled.numel()  # empty, it may still have a billion rows
     ):
         return "what it pooled is no list of numbers"
@@ -99,7 +99,7 @@ def flaw_of(output: Output) -> str:
             return "an index or a token is negative"
         if max(one.token_ids, default=0) >= _MAX_TOKEN:
             return "a token is of no vocabulary"
-        if len(one.finish_reason or "") > _LONGEST_REASON:
+        if len(one.finish_reason or "") > _MAX_REASON_LEN:
             return "it ended for no known reason"
         if one.logprobs is not None and not _are_numbers(one.logprobs):
             return "a log probability is no number"

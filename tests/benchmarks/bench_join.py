@@ -39,7 +39,7 @@ PROMPT_BLOCKS = 128
 RANKS_PER_WORKER = 4
 ALGORITHM = "sha256_cbor"
 PUBLISHING_PROCESSES = 2
-_LOOK_S = 0.001
+_POLL_INTERVAL_S = 0.001
 
 
 class Fleet(NamedTuple):
@@ -205,8 +205,8 @@ class LoopWatch:
         """Watch until cancelled."""
         while True:
             began, busy = time.perf_counter(), time.thread_time()
-            await asyncio.sleep(_LOOK_S)
-            self.stops_ms.append((time.perf_counter() - began - _LOOK_S) * 1e3)
+            await asyncio.sleep(_POLL_INTERVAL_S)
+            self.stops_ms.append((time.perf_counter() - began - _POLL_INTERVAL_S) * 1e3)
             self.busy_ms.append((time.thread_time() - busy) * 1e3)
 
 

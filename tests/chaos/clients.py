@@ -17,7 +17,7 @@ from tests.pictures import data_uri, picture
 SILENCE_S = WORKER_WAIT_S + 2 * STALL_S
 """Without a byte for so long, a request hangs. Longer than all time limits of the fleet."""
 
-LONGEST_S = 4 * WORKER_WAIT_S
+REQUEST_TIMEOUT_S = 4 * WORKER_WAIT_S
 
 ALIKE = "everybody"
 """The id that many requests bear at the same time: clients choose as they like."""
@@ -140,7 +140,7 @@ async def ask(
         CutError: the connection broke.
         TimeoutError: nothing came any more.
     """
-    limits = aiohttp.ClientTimeout(total=LONGEST_S, sock_read=SILENCE_S)
+    limits = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S, sock_read=SILENCE_S)
     url = f"{frontend.url}/v1/chat/completions"
     begun = False
     try:

@@ -26,7 +26,7 @@ from frontend.router import ZmqFeeds
 from frontend.router.events.event_stream import EventStream, Replay
 from tests.chaos.watched import watch
 
-MOST_LOST_AT_ONCE = 20
+MAX_LOST_AT_ONCE = 20
 FARTHEST_JUMP_S = 86_400.0
 
 
@@ -90,7 +90,7 @@ class Handles:
         loop.add_signal_handler(signal.SIGRTMIN + 1, self._clock.put_right)
 
     def _lose(self) -> None:
-        self._to_lose = random.randint(1, MOST_LOST_AT_ONCE)
+        self._to_lose = random.randint(1, MAX_LOST_AT_ONCE)
 
 
 def main() -> None:

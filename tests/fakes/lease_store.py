@@ -18,7 +18,7 @@ _SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0
 _LABEL: Final = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
 _MICRO_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 
-MOST_ANNOTATIONS: Final = 256 << 10
+MAX_ANNOTATIONS: Final = 256 << 10
 """Bytes of all annotations of one object."""
 
 
@@ -214,8 +214,8 @@ def _check(name: str, lease: Object) -> None:
             wrong.append(f'metadata.labels: Invalid value: "{key}"')
     annotations = meta.get("annotations") or {}
     size = sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
-    if size > MOST_ANNOTATIONS:
-        wrong.append(f"metadata.annotations: Too long: must have at most {MOST_ANNOTATIONS} bytes")
+    if size > MAX_ANNOTATIONS:
+        wrong.append(f"metadata.annotations: Too long: must have at most {MAX_ANNOTATIONS} bytes")
     if spec.get("leaseDurationSeconds", 1) <= 0:
         wrong.append("spec.leaseDurationSeconds: Invalid value: must be greater than 0")
     if wrong:

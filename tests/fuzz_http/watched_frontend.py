@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.beside_frontend import run_frontend_beside
 
 TICK_S = 0.01
-LOOK_FOR_THREADS_S = 1.0
+THREAD_POLL_S = 1.0
 
 
 class Queued:
@@ -33,7 +33,7 @@ class Queued:
 
     def all_s(self) -> float:
         """The sum of all threads."""
-        if time.monotonic() > self._looked + LOOK_FOR_THREADS_S:
+        if time.monotonic() > self._looked + THREAD_POLL_S:
             self._look()
         total = 0.0
         for descriptor in self._others.values():

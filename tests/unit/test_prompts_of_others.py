@@ -15,10 +15,10 @@ from backend_worker.plane.service import WorkerService
 from common.errors import ProtocolError, WorkerGarbledError
 from common.identity import BlockHash, Incarnation, MmHash, RequestId, Target, WorkerId
 from common.request_plane.protocol import (
-    LONGEST_MM_HASH,
-    MOST_COMING,
-    MOST_NEW_BLOCKS,
-    MOST_NEW_MEDIA,
+    MAX_COMING,
+    MAX_MM_HASH_LEN,
+    MAX_NEW_BLOCKS,
+    MAX_NEW_MEDIA,
     Coming,
     Failed,
     FailureKind,
@@ -137,24 +137,24 @@ async def test_of_a_burst_the_last_prompts_are_told(
     a, b = await plane.frontend("a"), await plane.frontend("b")
     plane.start(a, "first", blocks(0))
     await until(lambda: len(b.heard) == 1)  # from now on nothing is told
-    count = 2 * MOST_COMING
+    count = 2 * MAX_COMING
     for number in range(1, count):
         plane.start(a, str(number), blocks(number))
     await until(lambda: plane.service.active_requests == count)
     await plane.tell("b")
     await until(lambda: len(b.heard) > 1)
     assert [one.new_blocks for one in b.heard[1:]] == [
-        blocks(number) for number in range(count - MOST_COMING, count)
+        blocks(number) for number in range(count - MAX_COMING, count)
     ]
 
 
 async def test_of_many_media_and_long_names_others_hear_little(plane: Plane) -> None:
     a, b = await plane.frontend("a"), await plane.frontend("b")
     names = [str(number) for number in range(1000)]
-    plane.start(a, "many", [], "x" * (LONGEST_MM_HASH + 1), "0", "0", *names)
+    plane.start(a, "many", [], "x" * (MAX_MM_HASH_LEN + 1), "0", "0", *names)
     await until(lambda: bool(b.heard))
     ((_, new, media),) = (msgspec.structs.astuple(one) for one in b.heard)
-    assert new == [] and media == names[: MOST_NEW_MEDIA - 2]
+    assert new == [] and media == names[: MAX_NEW_MEDIA - 2]
 
 
 async def test_a_request_that_brings_nothing_pushes_no_other_out(
@@ -166,9 +166,9 @@ async def test_a_request_that_brings_nothing_pushes_no_other_out(
     await until(lambda: plane.service.active_requests == 1)
     plane.start(a, "new", blocks(1))
     await until(lambda: plane.service.active_requests == 2)
-    for number in range(2 * MOST_COMING):
+    for number in range(2 * MAX_COMING):
         plane.start(a, str(number), [])
-    await until(lambda: plane.service.active_requests == 2 + 2 * MOST_COMING)
+    await until(lambda: plane.service.active_requests == 2 + 2 * MAX_COMING)
     await plane.tell("b")
     await until(lambda: bool(b.heard))
     assert b.heard == [Coming(0, blocks(1), [])]
@@ -189,19 +189,19 @@ async def test_what_was_not_sent_for_lack_of_room_is_told_with_the_next_report(
     monkeypatch.setattr(plane.service, "_send_now", full)
     plane.start(a, "0", blocks(0))
     await until(lambda: any(isinstance(one, Status) and one.coming for one in tries))
-    for number in range(1, MOST_COMING + 1):
+    for number in range(1, MAX_COMING + 1):
         plane.start(a, str(number), blocks(number))
-    await until(lambda: plane.service.active_requests > MOST_COMING)
+    await until(lambda: plane.service.active_requests > MAX_COMING)
     room.set()
     await plane.tell("b")
-    await until(lambda: len(b.heard) == MOST_COMING)
+    await until(lambda: len(b.heard) == MAX_COMING)
     assert [one.new_blocks for one in b.heard] == [
-        blocks(number) for number in range(1, MOST_COMING + 1)
+        blocks(number) for number in range(1, MAX_COMING + 1)
     ]
 
 
 @pytest.mark.parametrize(
-    "new", [blocks(*range(MOST_NEW_BLOCKS + 1)), [b"x" * 65], [b""], ["text"], [None], 7]
+    "new", [blocks(*range(MAX_NEW_BLOCKS + 1)), [b"x" * 65], [b""], ["text"], [None], 7]
 )
 async def test_blocks_that_are_none_fail_their_request_alone(plane: Plane, new: object) -> None:
     a, b = await plane.frontend("a"), await plane.frontend("b")
@@ -228,12 +228,12 @@ async def test_a_prompt_on_a_rank_that_there_is_not_ends_the_link(plane: Plane) 
 @pytest.mark.parametrize(
     "coming",
     [
-        [Coming(0, [], [])] * (MOST_COMING + 1),
-        [Coming(0, blocks(*range(MOST_NEW_BLOCKS + 1)), [])],
+        [Coming(0, [], [])] * (MAX_COMING + 1),
+        [Coming(0, blocks(*range(MAX_NEW_BLOCKS + 1)), [])],
         [Coming(-1, [], [])],
         [Coming(0, [BlockHash(b"")], [])],
-        [Coming(0, [], [MmHash("cat")] * (MOST_NEW_MEDIA + 1))],
-        [Coming(0, [], [MmHash("c" * (LONGEST_MM_HASH + 1))])],
+        [Coming(0, [], [MmHash("cat")] * (MAX_NEW_MEDIA + 1))],
+        [Coming(0, [], [MmHash("c" * (MAX_MM_HASH_LEN + 1))])],
     ],
 )
 def test_more_than_is_told_at_once_is_refused(coming: list[Coming]) -> None:

@@ -185,7 +185,7 @@ async def test_the_outputs_of_one_step_travel_in_one_message(
 async def test_an_output_that_cannot_be_sent_ends_its_request_and_no_other(
     plane: Plane, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    monkeypatch.setattr("backend_worker.plane.outbox.MOST_OUTPUTS", most)
+    monkeypatch.setattr("backend_worker.plane.outbox.MAX_OUTPUTS", most)
     step = asyncio.Event()
 
     async def half_a_letter(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:

@@ -31,8 +31,8 @@ from common.errors import (
 from common.identity import Incarnation, MmHash, RequestId, WorkerId
 from common.request_plane import loop_socket
 from common.request_plane.protocol import (
-    MOST_MEDIA,
-    MOST_OUTPUTS,
+    MAX_MEDIA,
+    MAX_OUTPUTS,
     PROTOCOL_VERSION,
     Abort,
     Ack,
@@ -560,7 +560,7 @@ async def test_a_last_answer_that_cannot_be_read_is_the_last(
         damaged(Outputs([]), outputs=7),
         outputs_with(["x", 7, False]),
         outputs_with([7, 7, False]),
-        outputs_with(*[["r", [], False]] * (MOST_OUTPUTS + 1)),
+        outputs_with(*[["r", [], False]] * (MAX_OUTPUTS + 1)),
     ],
 )
 async def test_anything_else_that_cannot_be_read_ends_the_link(
@@ -749,7 +749,7 @@ async def test_a_flood_of_offers_ends_its_session_only(
 async def test_a_message_of_too_many_bytes_beside_tensors_ends_its_session_only(
     monkeypatch: pytest.MonkeyPatch, plane: Plane, raw: Raw
 ) -> None:
-    monkeypatch.setattr(service_module, "MOST_SUBMIT_BYTES", 1 << 16)
+    monkeypatch.setattr(service_module, "MAX_SUBMIT_BYTES", 1 << 16)
     await raw.say(msgspec.structs.replace(submit("r"), prompt_token_ids=[1 << 20] * 40_000))
     assert "bytes beside its tensors" in (await raw.hear(Goodbye)).reason
     assert not plane.engine.running
@@ -801,14 +801,14 @@ async def test_supplies_of_more_frames_than_a_worker_can_hold_end_their_request(
 
 @only_shm
 async def test_a_request_of_more_media_than_any_has_fails(plane: Plane, raw: Raw) -> None:
-    many: list[bytes] = [b""] * (MOST_MEDIA + 1)
+    many: list[bytes] = [b""] * (MAX_MEDIA + 1)
     for message in (
         msgspec.structs.replace(submit("r"), shipments=many),
         msgspec.structs.replace(submit("r"), media=[media("cat", 7).part] * len(many)),
     ):
         await raw.say(message)
         failed = await raw.hear(Failed)
-        assert failed.kind is FailureKind.PROTOCOL and str(MOST_MEDIA) in failed.message
+        assert failed.kind is FailureKind.PROTOCOL and str(MAX_MEDIA) in failed.message
     assert not plane.engine.seen
 
 
@@ -816,7 +816,7 @@ async def test_a_request_of_more_media_than_any_has_fails(plane: Plane, raw: Raw
 async def test_a_request_that_no_worker_takes_is_not_sent(
     monkeypatch: pytest.MonkeyPatch, plane: Plane
 ) -> None:
-    monkeypatch.setattr(link, "MOST_SUBMIT_BYTES", 1 << 16)
+    monkeypatch.setattr(link, "MAX_SUBMIT_BYTES", 1 << 16)
     large = msgspec.structs.replace(submit("r"), prompt_token_ids=[1 << 20] * 40_000)
     with pytest.raises(UnsendableRequestError, match="bytes beside tensors"):
         await collect(plane.link.dispatch(large, []))

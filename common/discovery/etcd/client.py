@@ -24,7 +24,7 @@ PAGE: Final = 512  # keys to list at once, without their values, unless they are
 
 MAX_ANSWER: Final = 32 << 20  # bytes of one answer; 16 values of etcd's default limit have 24 MiB
 
-LONGEST_SAID: Final = 300  # characters of a server's message in our log
+MAX_DETAIL_LEN: Final = 300  # characters of a server's message in our log
 
 _CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_ANSWER),
@@ -324,4 +324,4 @@ def _check_certificates(access: EtcdAccess) -> None:
 
 def _said(error: grpc.aio.AioRpcError) -> str:
     """Return what a server, or a proxy before it, says: on one line, shortened."""
-    return " ".join(str(error.details()).split())[:LONGEST_SAID]
+    return " ".join(str(error.details()).split())[:MAX_DETAIL_LEN]

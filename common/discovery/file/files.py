@@ -20,7 +20,7 @@ from common.errors import DiscoveryError
 from common.identity import Incarnation, WorkerId
 from common.request_plane.card import CARD_LIMITS
 
-_MOST_LINKS: Final = 40
+_MAX_LINKS: Final = 40
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -61,7 +61,7 @@ def open_private(path: Path, *, create: bool) -> int:
                 )
             if not _is_trusted(status.st_uid):
                 raise _refusal(path, f"{at} is a symbolic link of user {status.st_uid}")
-            if links > _MOST_LINKS:
+            if links > _MAX_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
             target = Path(os.readlink(name, dir_fd=here))
             if target.is_absolute():

@@ -40,7 +40,7 @@ MAX_ANSWER: Final = 32 << 20
 MAX_OBJECTS: Final = 1 << 14
 """Objects of one answer, from a server that ignores our limit: they are decoded at once."""
 
-LONGEST_SAID: Final = 300  # characters of a server's message in our log
+MAX_DETAIL_LEN: Final = 300  # characters of a server's message in our log
 
 _MERGE: Final = "application/merge-patch+json"
 
@@ -195,7 +195,7 @@ class LeaseClient:
             said = msgspec.json.decode(body, type=Status).message
         except msgspec.MsgspecError:  # a proxy's, for example
             said = ""
-        said = " ".join(said.split())[:LONGEST_SAID] or f"HTTP status {status}"
+        said = " ".join(said.split())[:MAX_DETAIL_LEN] or f"HTTP status {status}"
         if status == 401:  # the files may have new credentials by now
             self._drop()
         if status == 429 or status >= 500:
@@ -205,7 +205,7 @@ class LeaseClient:
     def _failed(self, error: Exception) -> DiscoveryError:
         where = "" if self._connection is None else f" at {self._connection.host}"
         self._drop()
-        said = " ".join(str(error).split())[:LONGEST_SAID] or type(error).__name__
+        said = " ".join(str(error).split())[:MAX_DETAIL_LEN] or type(error).__name__
         if isinstance(error, TimeoutError):
             said = "no answer in time"
         return DiscoveryError(f"Kubernetes{where} can't be used: {said}")

@@ -70,7 +70,7 @@ WORKER: Final = "mmrouter/worker"  # annotations
 
 LEASE_S: Final = 10.0  # a card whose Lease was not renewed for this long is void
 
-LONGEST_ID: Final = 128
+MAX_ID_LEN: Final = 128
 
 _INCARNATION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _PREFIX: Final = "mmrouter-"
@@ -145,12 +145,12 @@ def check_names(worker_id: WorkerId, incarnation: Incarnation) -> None:
     if not _is_named(worker_id, incarnation):
         raise DiscoveryError(
             f"worker id {worker_id!r} can't stand on a Lease: "
-            f"use at most {LONGEST_ID} printable characters"
+            f"use at most {MAX_ID_LEN} printable characters"
         )
 
 
 def _is_named(worker_id: str, incarnation: str) -> bool:
-    printable = 0 < len(worker_id) <= LONGEST_ID and worker_id.isprintable()
+    printable = 0 < len(worker_id) <= MAX_ID_LEN and worker_id.isprintable()
     return printable and _INCARNATION.fullmatch(incarnation) is not None
 
 

@@ -44,7 +44,7 @@ SILENCE_S: Final = 15.0
 """After so long one is asked whether it is alive, and ended after as long again."""
 
 FIRST_PAUSE_S: Final = 0.1
-LONGEST_PAUSE_S: Final = 30.0
+MAX_PAUSE_S: Final = 30.0
 """Between the end of one and the start of the next: twice as long each time, until one lives
 for as long as the longest."""
 
@@ -147,7 +147,7 @@ class NixlProcess(Generic[_Sent, _Got]):
             self._process.kill()
 
     def _run(self) -> None:
-        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, calm_s=LONGEST_PAUSE_S)
+        backoff = Backoff(FIRST_PAUSE_S, MAX_PAUSE_S, calm_s=MAX_PAUSE_S)
         while not self._closed.is_set():
             began = time.monotonic()
             reason = "it ended"

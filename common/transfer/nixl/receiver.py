@@ -34,7 +34,7 @@ MAX_OVERDUE: Final = 4
 """Overdue reads from one frontend, which is then left alone: none of their buffers can be used."""
 
 _FIRST_PAUSE: Final = 1.0
-_LONGEST_PAUSE: Final = 60.0
+_MAX_PAUSE_S: Final = 60.0
 """Seconds between looks whether a frontend that left has ended, and between attempts to reach one
 whose connection broke."""
 
@@ -206,7 +206,7 @@ class NixlPeers:
     async def _mend(self, offer: NixlOffer) -> None:
         """Reconnect, which NIXL doesn't do by itself. Meanwhile items come inline."""
         logger.warning("the NIXL connection to %s broke; reconnecting", offer.agent)
-        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        backoff = Backoff(_FIRST_PAUSE, _MAX_PAUSE_S)
         while True:
             await asyncio.sleep(backoff.next_s())
             try:
@@ -225,7 +225,7 @@ class NixlPeers:
     async def _forget_once_gone(self, offer: NixlOffer) -> None:
         """Disconnect from a frontend once it has ended. NIXL doesn't close its connection to a
         living peer: a reconnect would cost a socket at both ends."""
-        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        backoff = Backoff(_FIRST_PAUSE, _MAX_PAUSE_S)
         while await self._lives(offer):  # noqa: ASYNC110  # no event tells of its end
             await asyncio.sleep(backoff.next_s())
         self._forget(offer.agent)

@@ -43,7 +43,7 @@ from common.transfer.nixl_processes.messages import (
 )
 
 _SPIN_SECONDS: Final = 2e-3
-_LONGEST_PAUSE: Final = 1e-3
+_MAX_PAUSE_S: Final = 1e-3
 _OVERDUE_AFTER: Final = 5.0
 _OVERDUE_PAUSE: Final = 0.05
 _IDLE_PAUSE: Final = 1.0
@@ -58,7 +58,7 @@ def pause(age: float) -> float:
     short transfer waits little, and a long one does not take a core from its server."""
     if age < _SPIN_SECONDS:
         return 0.0
-    return min(age / 8, _LONGEST_PAUSE) if age < _OVERDUE_AFTER else _OVERDUE_PAUSE
+    return min(age / 8, _MAX_PAUSE_S) if age < _OVERDUE_AFTER else _OVERDUE_PAUSE
 
 
 @dataclass(eq=False)

@@ -40,7 +40,7 @@ from common.transfer.nixl_processes.messages import (
 
 _IDLE_PAUSE: Final = 0.02
 _LENDING_PAUSE: Final = 0.001
-_LOOK_AT_LISTENERS: Final = 1.0
+_LISTENER_POLL_S: Final = 1.0
 
 
 def main() -> None:
@@ -74,7 +74,7 @@ def _serve(agent: NixlAgent, channel: Channel[FromServer, ToServer], start: Star
     pause = _IDLE_PAUSE
     ours, looked = listeners(), time.monotonic()
     while not orphaned(start):
-        if time.monotonic() - looked > _LOOK_AT_LISTENERS:
+        if time.monotonic() - looked > _LISTENER_POLL_S:
             looked = time.monotonic()
             if not all(listens(each) for each in ours):
                 return  # no peer could connect any more; another process follows

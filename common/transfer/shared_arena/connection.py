@@ -32,7 +32,7 @@ ANSWER_S: Final = 5.0
 """Silence after which the keeper is asked whether it answers at all, and again after which it is
 taken for stopped. An answer may take longer: for as long as another process writes an item."""
 
-_LOOK_S: Final = 1.0
+_POLL_INTERVAL_S: Final = 1.0
 _PROBE: Final = Recall(0, b"", b"")  # answered at once; no call has the number
 
 
@@ -118,7 +118,7 @@ class KeeperConnection:
         """Send the backlog while the keeper reads slowly, and fail calls once it is silent."""
         while True:
             with self._lock:
-                self._has_backlog.wait_for(lambda: self._backlog or self._lost, _LOOK_S)
+                self._has_backlog.wait_for(lambda: self._backlog or self._lost, _POLL_INTERVAL_S)
                 if self._lost:
                     return
                 unanswered = self._unanswered()

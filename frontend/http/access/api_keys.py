@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 OPEN: Final = PAGE | {"/health", "/livez", "/metrics", "/ping", "/version"}
 """Paths of probes, scrapers and the status page, which reveal nothing about any request."""
 
-LOOK_S: Final = 5.0
+POLL_INTERVAL_S: Final = 5.0
 """Poll interval of the files, in seconds."""
 
 
@@ -119,7 +119,7 @@ class FollowedFiles(ABC):
     async def follow(self) -> None:
         """Poll the files, if there are any."""
         while self._paths:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
             await self.look()
 
     async def look(self) -> None:

@@ -30,10 +30,10 @@ HEAD_S: Final = 10.0
 """Seconds that the head of a request, or a TLS handshake, may take to arrive. Honest ones take
 milliseconds, or seconds if one packet is lost repeatedly."""
 
-MOST_PIPELINED: Final = 128
+MAX_PIPELINED: Final = 128
 """Parsed requests that may wait for earlier answers on one connection."""
 
-MOST_AHEAD: Final = 64 << 10
+MAX_AHEAD: Final = 64 << 10
 """Bytes that are read behind a running request, to notice whether its client leaves."""
 
 LINGER_S: Final = 1.0
@@ -147,7 +147,7 @@ class Connection(HttpToolsProtocol):
             return
         if self._busy() and self._running is not None and not self._running.more_body:
             self._ahead += data
-            if len(self._ahead) > MOST_AHEAD:
+            if len(self._ahead) > MAX_AHEAD:
                 self.flow.pause_reading()
             return
         self._aimless += len(data)
@@ -177,7 +177,7 @@ class Connection(HttpToolsProtocol):
     # Called by the parser.
 
     def on_message_begin(self) -> None:
-        if len(self.pipeline) >= MOST_PIPELINED:
+        if len(self.pipeline) >= MAX_PIPELINED:
             self._refusal = HTTPStatus.TOO_MANY_REQUESTS, "too many requests at once"
             raise ValueError("pipelined")
         self._in_head = True

@@ -15,7 +15,7 @@ from typing import Final
 
 TEXT_FORMAT: Final = "text/plain; version=0.0.4; charset=utf-8"
 
-LONGEST_LINE: Final = 16 << 10
+MAX_LINE_LEN: Final = 16 << 10
 """Bytes. Parsing a line takes well below a millisecond."""
 
 _LINES: Final = 100
@@ -68,10 +68,10 @@ class PageReader:
     def read(self, lines: int) -> bool:
         """Parse some lines; return whether there are more. Raises ExpositionError."""
         read = 0
-        for line in islice(iter(lambda: self._lines.readline(LONGEST_LINE + 1), b""), lines):
+        for line in islice(iter(lambda: self._lines.readline(MAX_LINE_LEN + 1), b""), lines):
             read += 1
             self._number += 1
-            if len(line) > LONGEST_LINE:
+            if len(line) > MAX_LINE_LEN:
                 raise self._error("is too long")
             try:
                 self._read(line.decode().removesuffix("\n"))

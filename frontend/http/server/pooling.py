@@ -60,11 +60,11 @@ _INPUTS: Final = (
 MANY_NUMBERS: Final = 1 << 16
 """Numbers of a pooled answer from which they are serialized while it is sent."""
 
-MOST_TYPED_NUMBERS: Final = 1 << 22
+MAX_TYPED_NUMBERS: Final = 1 << 22
 """Numbers that ``/v2/embed`` converts to other types: 1,024 vectors of 4,096. vLLM makes an object
 of 32 bytes of each."""
 
-MOST_MIXED_NUMBERS: Final = 1 << 18
+MAX_MIXED_NUMBERS: Final = 1 << 18
 """The limit where floats are among the types: those are serialized at once then."""
 
 NUMBERS_AT_ONCE: Final = 1 << 13
@@ -238,7 +238,7 @@ class _LimitedServing(PoolingBaseServing):
 
 
 def _check_typed(types: Sequence[str], numbers: int) -> None:
-    most = MOST_MIXED_NUMBERS if "float" in types else MOST_TYPED_NUMBERS
+    most = MAX_MIXED_NUMBERS if "float" in types else MAX_TYPED_NUMBERS
     if numbers > most:
         raise ValueError(
             f"the answer has {numbers} numbers, more than the {most} of which one request gets "

@@ -31,11 +31,11 @@ ENOUGH: Final = 65_536
 OTHERS: Final = 1024
 """Files needed beside clients' connections: workers, fetches, shared memory, libraries."""
 
-MOST_HANDSHAKES: Final = 1024
+MAX_HANDSHAKES: Final = 1024
 """Concurrent TLS handshakes. One more aborts the oldest: an honest one takes milliseconds. Each
 takes a file handle and 60 kB, and --max-connections counts it only once it has ended."""
 
-MOST_ACCEPTED: Final = 64
+MAX_ACCEPTED: Final = 64
 """Connections that are accepted before the event loop gets a turn."""
 
 DEFERENCE_S: Final = 0.003
@@ -281,7 +281,7 @@ class SharedListener:
         await asyncio.gather(*self._opening, return_exceptions=True)
 
     def _accept(self) -> None:
-        for _ in range(MOST_ACCEPTED):
+        for _ in range(MAX_ACCEPTED):
             if self._defers():
                 self._pause(DEFERENCE_S)
                 return
@@ -306,7 +306,7 @@ class SharedListener:
         task = self._loop.create_task(self._open(connection))
         self._opening[task] = None
         task.add_done_callback(self._opened)
-        if self._tls() and len(self._opening) > MOST_HANDSHAKES:
+        if self._tls() and len(self._opening) > MAX_HANDSHAKES:
             oldest = next(iter(self._opening))
             del self._opening[oldest]
             oldest.cancel()

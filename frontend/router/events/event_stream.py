@@ -70,7 +70,7 @@ _WAITING_OVERHEAD: Final = 128
 """Bytes of a waiting message beside its payload, which may be empty."""
 
 _FIRST_PAUSE_S: Final = 1.0
-_LONGEST_PAUSE_S: Final = 30.0
+_MAX_PAUSE_S: Final = 30.0
 """Maximum backoff before asking a silent replay endpoint again."""
 
 
@@ -114,7 +114,7 @@ class EventStream:
         self._blocks = blocks
         self._progress = Progress(blocks, label)
         self._waiting = WaitingRoom(waiting_bytes)
-        self._backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        self._backoff = Backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
         self._connected = False
         self._said = False
         self._closed = False

@@ -18,7 +18,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from common.aio.supervised import CALM_S, FIRST_PAUSE_S, LONGEST_PAUSE_S
+from common.aio.supervised import CALM_S, FIRST_PAUSE_S, MAX_PAUSE_S
 from common.backoff import Backoff
 from common.errors import ProtocolError
 from common.fleet_key import FleetKey
@@ -173,7 +173,7 @@ class _Line:
         self._turns = feeds.turns
         self._topic = source.topic.encode()
         self._closed = False
-        self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, calm_s=CALM_S)
+        self._backoff = Backoff(FIRST_PAUSE_S, MAX_PAUSE_S, calm_s=CALM_S)
         self._began = self._clock()
         self._replaying: asyncio.Task[None] | None = None
         self._next_replay = 0.0

@@ -85,7 +85,7 @@ class BlockIndexes(NamedTuple):
             windows.drop(worker_id)
 
 
-_MOST_BLOCKS = 1 << 22
+_MAX_BLOCKS = 1 << 22
 """Blocks of a cache or tier, whatever size its worker's card names: 64 million tokens. Each takes
 some 200 bytes of a frontend."""
 
@@ -111,7 +111,7 @@ class TargetBlocks:
     ) -> None:
         self._target = target
         self._block_size = block_size
-        self._capacity = min(capacity_blocks or _MOST_BLOCKS, _MOST_BLOCKS)
+        self._capacity = min(capacity_blocks or _MAX_BLOCKS, _MAX_BLOCKS)
         self._index = indexes.known
         self._windows = indexes.windows
         self._predictions = indexes.predicted
@@ -218,7 +218,7 @@ class TargetBlocks:
 
     def _overfull(self) -> bool:
         offloaded = len(self._offloaded)
-        return self.held - offloaded > self._capacity or offloaded > _MOST_BLOCKS
+        return self.held - offloaded > self._capacity or offloaded > _MAX_BLOCKS
 
 
 def _cost(change: Change) -> int:

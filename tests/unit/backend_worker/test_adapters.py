@@ -10,7 +10,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from backend_worker.args import parse
 from backend_worker.engine.adapters import (
-    MOST_FORMER,
+    MAX_FORMER,
     Adapters,
     check_files,
     read_adapter,
@@ -207,7 +207,7 @@ async def test_requests_that_were_sent_before_an_adapter_went_are_answered() -> 
 
 async def test_not_all_that_ever_were_are_remembered() -> None:
     adapters, loader = Adapters(), Loader()
-    for number in range(MOST_FORMER + 1):
+    for number in range(MAX_FORMER + 1):
         await adapters.add(LoadLoraAdapter(f"a{number}", "/p"), loader, [])
         adapters.forget(UnloadLoraAdapter(f"a{number}"))
     with pytest.raises(RequestRejectedError):

@@ -94,7 +94,7 @@ def test_what_is_no_answer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     engine_calls.check(output("words", finished=True))
     with pytest.raises(WorkerBusyError, match="told to end"):
         engine_calls.check(pooled())
-    monkeypatch.setattr(engine_calls, "MOST_POOLED_BYTES", 7)
+    monkeypatch.setattr(engine_calls, "MAX_POOLED_BYTES", 7)
     with pytest.raises(RequestRejectedError, match="shorten the input"):
         engine_calls.check(pooled(1.0, 2.0))
 

@@ -9,7 +9,7 @@ from vllm.config import VllmConfig
 from vllm.v1.metrics.loggers import StatLoggerManager
 from vllm.v1.metrics.stats import IterationStats, SchedulerIterationDetails, SchedulerStats
 
-from backend_worker.engine.statistics import LONGEST_STEP_MS, StatsBoard
+from backend_worker.engine.statistics import MAX_STEP_MS, StatsBoard
 from common.request_plane.step_sums import StepSums
 
 CONFIG = cast(VllmConfig, None)
@@ -62,7 +62,7 @@ def test_what_is_no_step() -> None:
     assert board.latest()[0].num_running_reqs == 2
 
 
-@pytest.mark.parametrize("ms", [LONGEST_STEP_MS + 1, math.inf, math.nan])
+@pytest.mark.parametrize("ms", [MAX_STEP_MS + 1, math.inf, math.nan])
 def test_steps_of_odd_length_do_not_count(ms: float) -> None:
     board = StatsBoard(show_steps=False)
     board(CONFIG).record(details(elapsed_ms=ms), None)

@@ -195,7 +195,7 @@ def test_an_emptied_cache_is_told_empty() -> None:
 
 
 def test_too_many_blocks_and_it_answers_as_vllm_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_log, "_MOST_BLOCKS", 100)
+    monkeypatch.setattr(event_log, "_MAX_BLOCKS", 100)
     rank = Rank(64)
     rank.publish_many(500)
     assert [number for number, _ in rank.ask(0)] == list(range(436, 500))

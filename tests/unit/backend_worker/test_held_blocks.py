@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from backend_worker.kv_events.held_blocks import MOST_IN_RUN, Hash, HeldBlocks, Kind, Shelf
+from backend_worker.kv_events.held_blocks import MAX_IN_RUN, Hash, HeldBlocks, Kind, Shelf
 
 SHELF = Shelf(0, offloaded=False)
 TIER = Shelf(0, offloaded=True)
@@ -17,7 +17,7 @@ def told(held: HeldBlocks) -> Counter[Hash]:
     """Copies of each block."""
     found: Counter[Hash] = Counter()
     for run, times in held.told():
-        assert len(run.hashes) <= MOST_IN_RUN
+        assert len(run.hashes) <= MAX_IN_RUN
         for _ in range(times):
             found.update(run.hashes)
     return found

@@ -13,7 +13,7 @@ from backend_worker.plane.operations import Operations
 from backend_worker.plane.session import Session
 from common.errors import EngineGoneError, OperationRefusedError, WorkerBusyError
 from common.request_plane.operations import (
-    LONGEST_MESSAGE,
+    MAX_MESSAGE_LEN,
     Condition,
     Operation,
     Outcome,
@@ -323,7 +323,7 @@ async def test_a_failure_is_told_and_the_engine_says_how_it_is(rests: bool) -> N
     desk.engine.operating = raising(RuntimeError("x" * 5000))
     desk.engine.resting = rests
     outcome, message = await desk.operations.perform(Sleep(1, "abort"))
-    assert (outcome, len(message)) == (Outcome.FAILED, LONGEST_MESSAGE)
+    assert (outcome, len(message)) == (Outcome.FAILED, MAX_MESSAGE_LEN)
     assert message.startswith("RuntimeError: xxx")
     assert desk.operations.state.condition is (ASLEEP if rests else SERVING)
     assert desk.operations.media_emptied == 1  # nobody knows how far it got

@@ -61,7 +61,7 @@ async def test_what_is_put_in_one_turn_leaves_in_one_message(line: Line) -> None
 async def test_a_message_has_no_more_than_a_frontend_reads(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST_OUTPUTS", 2)
+    monkeypatch.setattr(module, "MAX_OUTPUTS", 2)
     for name in "abcde":
         await line.put(an_output(name))
     assert await line.outbox.send()
@@ -72,7 +72,7 @@ async def test_many_log_probabilities_leave_by_themselves(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A frontend decodes a message in one go."""
-    monkeypatch.setattr(module, "MOST_LOGPROBS", 3)
+    monkeypatch.setattr(module, "MAX_LOGPROBS", 3)
     position = {token: Logprob(0.5) for token in (1, 2)}
     flat = FlatLogprobs()
     flat.extend([position, None, position])

@@ -9,7 +9,7 @@ from tokenizers.decoders import DecodeStream
 from vllm.v1.engine.detokenizer import INVALID_PREFIX_ERR_MSG
 
 from common.vllm_compat import text_streams
-from common.vllm_compat.text_streams import MOST_SILENT, TextStream
+from common.vllm_compat.text_streams import MAX_SILENT, TextStream
 from tests.demo_model import shared_demo_model
 
 TEXT = "Grüße, 你好 and ♥ to all of you 👩‍👩‍👧 "
@@ -85,22 +85,22 @@ def byte(tokenizer: Tokenizer) -> int:
 
 
 def test_bytes_that_are_no_letter_are_said_in_the_end(tokenizer: Any) -> None:
-    count = 10 * MOST_SILENT
+    count = 10 * MAX_SILENT
     stream = TextStream(tokenizer.encode("a").ids)
     rest = [tokenizer.encode("a").ids[-1], *tokenizer.encode("é").ids[-2:]]
     texts = said(stream, tokenizer, [byte(tokenizer)] * count + rest)
     assert "".join(filter(None, texts)) == "\ufffd" * count + "aé"
-    assert all(text is not None for text in texts[MOST_SILENT - 1 : count : MOST_SILENT - 3])
+    assert all(text is not None for text in texts[MAX_SILENT - 1 : count : MAX_SILENT - 3])
     stream = TextStream([byte(tokenizer)] * count)  # of a prompt nothing is said
     assert said(stream, tokenizer, tokenizer.encode("a").ids[-1:]) == ["a"]
 
 
 def test_tokens_that_are_skipped_are_not_read_again(tokenizer: Any) -> None:
-    special = [tokenizer.token_to_id(SPECIAL)] * 10 * MOST_SILENT
+    special = [tokenizer.token_to_id(SPECIAL)] * 10 * MAX_SILENT
     a, b = (tokenizer.encode(letter).ids[-1] for letter in "ab")
     stream = TextStream([a], skip_special_tokens=True)
     assert [*filter(None, said(stream, tokenizer, [b, *special, a, *special, b]))] == [*"bab"]
-    assert len(stream._silent) < MOST_SILENT
+    assert len(stream._silent) < MAX_SILENT
 
 
 def test_vllm_finds_it_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,7 +152,7 @@ def test_a_sweeper_that_was_killed_has_a_successor(tmp_path: Path) -> None:
 def test_a_successor_knows_the_shared_memory_of_processes_that_ended_before_it_began(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweeper_module, "LOOK_S", 0.0)
+    monkeypatch.setattr(sweeper_module, "POLL_INTERVAL_S", 0.0)
     left = Path("/dev/shm") / f"mmrouter-test-{secrets.token_hex(8)}"
     left.touch()
     sessions = Sessions(1.0, tmp_path / "scratch")

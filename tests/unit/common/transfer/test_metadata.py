@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from common.errors import CorruptSegmentError, ProtocolError
 from common.identity import MmHash
-from common.transfer.handshake import LONGEST_REFUSAL, TransferReply, parse_offer, parse_reply
+from common.transfer.handshake import MAX_REFUSAL_LEN, TransferReply, parse_offer, parse_reply
 from common.transfer.metadata import (
     InlineMetadata,
     NixlMetadata,
@@ -112,4 +112,4 @@ def test_a_workers_reasons_are_short_lines() -> None:
         .model_dump_json()
         .encode()
     )
-    assert reply.refusals == ("it has", "x" * LONGEST_REFUSAL + "...")
+    assert reply.refusals == ("it has", "x" * MAX_REFUSAL_LEN + "...")

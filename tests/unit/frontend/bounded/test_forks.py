@@ -35,7 +35,7 @@ def test_a_fork_that_waits_for_a_lock_of_its_parents_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Another thread held it during the fork, and no thread of the child releases it."""
-    monkeypatch.setattr(forks, "LOOK_S", 0.05)
+    monkeypatch.setattr(forks, "POLL_INTERVAL_S", 0.05)
     fork, lock, children = os.fork, threading.Lock(), []
     lock.acquire()
 

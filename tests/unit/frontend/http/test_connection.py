@@ -697,7 +697,7 @@ def trusting() -> ssl.SSLContext:
 async def test_handshakes_that_never_end_lock_nobody_out(
     tls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uvicorn_server, "MOST_HANDSHAKES", 3)
+    monkeypatch.setattr(uvicorn_server, "MAX_HANDSHAKES", 3)
     shop = Workshop(HttpSettings())
     async with serving(shop.app, shop.settings, *tls) as server:
         begun = [await server.connect() for _ in range(6)]
@@ -763,7 +763,7 @@ async def test_a_server_that_stops_gives_all_memory_back() -> None:
 
 async def test_who_sends_too_many_requests_ahead_is_told_when_to_come_back() -> None:
     async with Workshop(HttpSettings()).serving() as server:
-        reply = await server.ask(with_body(b"1", path="/wait") * (connection.MOST_PIPELINED + 2))
+        reply = await server.ask(with_body(b"1", path="/wait") * (connection.MAX_PIPELINED + 2))
     assert (reply.status, reply.headers["retry-after"]) == (429, "1")
 
 

@@ -17,7 +17,7 @@ from prometheus_client import (
 from prometheus_client.parser import text_string_to_metric_families
 
 from frontend.http.operator.exposition import (
-    LONGEST_LINE,
+    MAX_LINE_LEN,
     ExpositionError,
     Family,
     Joined,
@@ -124,7 +124,7 @@ def test_of_what_pages_disagree_on_nothing_is_lost() -> None:
         "# TYPE a gauge",
         "# TYPE b nonsense",
         "a 1 # {} 1",
-        "a{" + ",".join(f'l{place}="x"' for place in range(LONGEST_LINE)) + "} 1",
+        "a{" + ",".join(f'l{place}="x"' for place in range(MAX_LINE_LEN)) + "} 1",
         "\x00",
     ],
 )

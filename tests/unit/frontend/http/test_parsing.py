@@ -40,7 +40,7 @@ from frontend.http.streaming.parsing import (
 from frontend.http.streaming.stream_errors import Messages, Responses
 from frontend.http.streaming.token_streams import Batches, Chats
 
-LONGEST_S = 30.0
+TIMEOUT_S = 30.0
 
 
 class Slow(Parser):
@@ -243,7 +243,7 @@ async def test_the_loop_goes_on_while_a_whole_answer_is_parsed(
             async for _output in each:
                 pass
         loop.call_soon_threadsafe(turned.set)
-        return turned.wait(LONGEST_S), request_context.current_context()
+        return turned.wait(TIMEOUT_S), request_context.current_context()
 
     monkeypatch.setattr(vllms, method, parse)
     context = request_context.begin()

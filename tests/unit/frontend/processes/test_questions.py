@@ -78,7 +78,7 @@ async def test_who_is_silent_is_counted(trio: Trio, monkeypatch: pytest.MonkeyPa
 async def test_what_one_message_does_not_hold_is_left_out_and_counted(
     trio: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(messages, "MOST_BYTES", 10)
+    monkeypatch.setattr(messages, "MAX_BYTES", 10)
     trio.questions.ask(trio.a, Ask(1, "other", b""))
     for each, body in ((trio.b, b"12345678"), (trio.c, b"123")):
         trio.questions.answered(each, Answered(each.asked().number, body))

@@ -222,7 +222,7 @@ async def test_a_long_document_is_processed_in_parts(
     setting: Setting, vllm_renderer: BaseRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that media of other requests have their turn in between."""
-    monkeypatch.setattr(processed_once, "_MOST_AT_ONCE", {"image": 1})
+    monkeypatch.setattr(processed_once, "_MAX_AT_ONCE", {"image": 1})
     pages = [image(f"page {number}") for number in range(4)]
     result = await setting.show(*pages)
     assert setting.backend.batches == [1, 1, 1, 1]
@@ -267,7 +267,7 @@ async def test_what_follows_media_longer_than_a_prompt_is_not_processed(
     card: WorkerCard, arena: Arena, our_renderer: BaseRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(our_renderer.model_config, "max_model_len", 3 * 16 - 1)
-    monkeypatch.setattr(processed_once, "_MOST_AT_ONCE", {})
+    monkeypatch.setattr(processed_once, "_MAX_AT_ONCE", {})
     setting = Setting(our_renderer, arena)
     setting.backend.width = 1
     pages = [image(f"page {number}") for number in range(20)]

@@ -228,7 +228,7 @@ async def test_other_types_of_too_many_numbers_are_refused(
     pooling: Pooling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("frontend.http.server.pooling.MANY_NUMBERS", 3)
-    monkeypatch.setattr("frontend.http.server.pooling.MOST_MIXED_NUMBERS", 7)
+    monkeypatch.setattr("frontend.http.server.pooling.MAX_MIXED_NUMBERS", 7)
     asked = {"texts": ["one", "two"], "embedding_types": ["float", "base64"]}
     reply = await pooling.post("/v2/embed", **asked)
     assert reply.status_code == 400 and "ask for one type" in reply.text
@@ -363,7 +363,7 @@ async def test_a_worker_that_generates_instead(pooling: Pooling) -> None:
 async def test_a_worker_that_says_too_much(
     card: WorkerCard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state, "MOST_POOLED_BYTES", 15)  # one answer here has 16
+    monkeypatch.setattr(state, "MAX_POOLED_BYTES", 15)  # one answer here has 16
     async with pooling_frontend(card, faults=FaultSettings(worker_wait_s=0)) as pooling:
         answer = await pooling.embed("text")
         assert answer.status_code == 503, answer.text

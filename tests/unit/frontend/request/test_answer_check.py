@@ -13,10 +13,10 @@ from common.errors import WorkerGarbledError
 from common.identity import RequestId
 from common.request_plane.protocol import Output
 from frontend.request.answer_check import (
+    MAX_CHOICE_EXPERT_BYTES,
     MAX_EMPTY,
     MAX_EXPERT_BYTES,
     MAX_TOKEN_TEXT,
-    MOST_EXPERT_BYTES,
     AnswerCheck,
 )
 
@@ -101,9 +101,9 @@ def test_an_answer_without_a_limit_may_go_on() -> None:
 
 def test_routed_experts_of_long_answers_have_a_limit_too() -> None:
     check = AnswerCheck(SamplingParams(max_tokens=None), prompt_tokens=1 << 20)
-    check.check(said(routed_experts=np.zeros(MOST_EXPERT_BYTES, np.uint8)), 1)
+    check.check(said(routed_experts=np.zeros(MAX_CHOICE_EXPERT_BYTES, np.uint8)), 1)
     with pytest.raises(WorkerGarbledError, match="routed experts"):
-        check.check(said(routed_experts=np.zeros(MOST_EXPERT_BYTES + 1, np.uint8)), 1)
+        check.check(said(routed_experts=np.zeros(MAX_CHOICE_EXPERT_BYTES + 1, np.uint8)), 1)
 
 
 def test_an_answer_of_nothing_ends() -> None:

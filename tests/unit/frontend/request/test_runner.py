@@ -40,7 +40,7 @@ from frontend.request import retry, runner
 from frontend.request.deadlines import Deadlines
 from frontend.request.resume import sampling_of
 from frontend.request.retry import FURTHER, RetryBudget
-from frontend.request.runner import LONGEST_ID
+from frontend.request.runner import MAX_ID_LEN
 from frontend.request.settings import FaultSettings
 from frontend.request_context import begin
 from frontend.router.decision import Decision
@@ -247,7 +247,7 @@ async def test_a_worker_that_stays_busy_is_asked_until_it_is_not(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retry, "BUSY_S", 0.01)
-    monkeypatch.setattr(runner, "LOOK_S", 0.01)
+    monkeypatch.setattr(runner, "POLL_INTERVAL_S", 0.01)
     await lab.remove("w1")
     engine = lab.engines["w0"]
     refused: list[Submit] = []
@@ -690,9 +690,9 @@ async def test_a_prompt_of_embeddings_alone_is_sent_without_tokens(
 
 async def test_a_name_as_long_as_a_book_is_refused(lab: Lab) -> None:
     """Each event of a stream would repeat it, in JSON, while everybody waits."""
-    await lab.ask(name="x" * LONGEST_ID)
+    await lab.ask(name="x" * MAX_ID_LEN)
     with pytest.raises(VLLMValidationError, match="1024 characters at most"):
-        await lab.ask(name="x" * (LONGEST_ID + 1))
+        await lab.ask(name="x" * (MAX_ID_LEN + 1))
 
 
 # Adapters

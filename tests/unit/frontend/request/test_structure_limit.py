@@ -8,9 +8,9 @@ from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 from common.errors import RequestRejectedError
-from frontend.request.answer_limits import MOST_BYTES, check_structure
+from frontend.request.answer_limits import MAX_BYTES, check_structure
 
-LONG = "x" * MOST_BYTES
+LONG = "x" * MAX_BYTES
 
 
 def asked(**wanted: Any) -> SamplingParams:
@@ -24,7 +24,7 @@ def asked(**wanted: Any) -> SamplingParams:
         {"json": LONG},
         {"regex": LONG},
         {"grammar": LONG},
-        {"choice": ["x"] * MOST_BYTES},
+        {"choice": ["x"] * MAX_BYTES},
         {"structural_tag": LONG},
     ],
 )

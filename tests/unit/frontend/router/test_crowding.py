@@ -10,7 +10,7 @@ from vllm.outputs import CompletionOutput
 from common.errors import RequestRejectedError
 from common.identity import Target, WorkerId
 from frontend.request_context import begin
-from frontend.router.crowding import LOOK_S, PATIENCE_S, Crowding, GrowingAnswer
+from frontend.router.crowding import PATIENCE_S, POLL_INTERVAL_S, Crowding, GrowingAnswer
 from frontend.router.selection import LoadTracker
 from tests.fakes.reports import rank_report
 
@@ -70,7 +70,7 @@ def test_many_choices_end_once_they_fill_half_of_a_cache_and_another_has_no_room
     answer.grow(step(24, *MANY))
     happens(worker)
     answer.grow(step(0, 0))
-    worker.now += LOOK_S
+    worker.now += POLL_INTERVAL_S
     with pytest.raises(RequestRejectedError, match=r"20 choices of the request.*501 tokens"):
         answer.grow(step(20, 0))
 
@@ -82,7 +82,7 @@ def test_of_clients_refused_two_are_remembered(worker: Worker) -> None:
         worker.another_is_refused(peer)
         worker.now -= PATIENCE_S / 2
     assert len(vars(worker.crowding)["_refused"]) == 2
-    worker.now += LOOK_S
+    worker.now += POLL_INTERVAL_S
     with pytest.raises(RequestRejectedError, match="other clients"):
         answer.grow(step(1, 0))
 
@@ -127,7 +127,7 @@ def test_few_long_answers_go_on_and_so_do_many_in_a_cache_with_room(worker: Work
     worker.another_waits()
     few.grow(step(10, 0))
     worker.uses(0.5)
-    worker.now += LOOK_S
+    worker.now += POLL_INTERVAL_S
     many.grow(step(30, *MANY))
 
 
@@ -145,5 +145,5 @@ def test_answers_that_ended_hold_no_room(worker: Worker) -> None:
     answer.grow(step(20, *range(20, 40)))
     other = worker.call("hog.1", 20)
     answer.end()
-    worker.now += LOOK_S
+    worker.now += POLL_INTERVAL_S
     other.grow(step(20, *MANY))

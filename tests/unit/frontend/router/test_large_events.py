@@ -152,7 +152,7 @@ def test_a_worker_holds_no_more_blocks_than_any_machine_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its card may name any size, and each block takes memory here."""
-    monkeypatch.setattr(indexes, "_MOST_BLOCKS", MANY)
+    monkeypatch.setattr(indexes, "_MAX_BLOCKS", MANY)
     held = Blocks(capacity=1 << 40)
     held.target.apply(EventBatch(0.0, [stored(hashes("all"))]))
     held.finish()

@@ -32,7 +32,7 @@ from tests.by_version import since_033
 from tests.fakes.feeds import ScriptedFeeds
 from tests.fakes.routing import BLOCK, worker
 
-MOST_TOKENS = 4096
+MAX_TOKENS = 4096
 CHUNK = 5 * BLOCK
 BLOCKS = 4000
 
@@ -79,7 +79,7 @@ class Engine:
         )
         self._cache = KVCacheManager(
             config,
-            max_model_len=MOST_TOKENS,
+            max_model_len=MAX_TOKENS,
             scheduler_block_size=BLOCK,
             hash_block_size=BLOCK,
             max_in_flight_tokens=CHUNK,

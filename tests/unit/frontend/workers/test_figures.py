@@ -13,7 +13,7 @@ from common.discovery.base import CardPresent
 from common.errors import WorkerBusyError
 from common.identity import WorkerId
 from common.observability.telemetry import DECISIONS, WORKER_PAGES_MISSING
-from common.request_plane.protocol import MOST_FIGURES_BYTES, AskFigures, Figures
+from common.request_plane.protocol import MAX_FIGURES_BYTES, AskFigures, Figures
 from frontend.http.operator.merged_metrics import joined_pages
 from frontend.workers import members, operations
 from frontend.workers.members import Members
@@ -112,7 +112,7 @@ async def test_what_comes_late_or_unasked_is_dropped(town: Town) -> None:
 async def test_a_page_beyond_the_limit_ends_the_session(town: Town) -> None:
     """No worker of ours sends one."""
     link = town.fleet.link(WorkerId("w0"))
-    says(town, b"x" * (MOST_FIGURES_BYTES + 1))
+    says(town, b"x" * (MAX_FIGURES_BYTES + 1))
     asking = asyncio.create_task(text(town.fleet.members))
     assert "can't be read" in str(await link.lost())
     asking.cancel()
@@ -120,7 +120,7 @@ async def test_a_page_beyond_the_limit_ends_the_session(town: Town) -> None:
 
 
 async def test_too_large_a_page_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_figures, "MOST_FIGURES_BYTES", 10)
+    monkeypatch.setattr(worker_figures, "MAX_FIGURES_BYTES", 10)
     assert await OwnMetrics(nobody, registry(running=3)).page() == b""
 
 

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(BINARIES is None, reason=NO_ETCD)
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watcher, "LONGEST_PAUSE_S", 0.2)
+    monkeypatch.setattr(watcher, "MAX_PAUSE_S", 0.2)
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ DRAINING = make_card(state=WorkerState.DRAINING)
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watcher, "LONGEST_PAUSE_S", 0.2)
+    monkeypatch.setattr(watcher, "MAX_PAUSE_S", 0.2)
     monkeypatch.setattr(client, "POLL_S", 0.05)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
 
