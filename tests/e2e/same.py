@@ -72,5 +72,6 @@ def _collect(value: Any, place: str, found: Said, key: str = "") -> None:
         found[f"{place} joined"] = found.get(f"{place} joined", "") + value
     else:
         values = found.setdefault(place, [])
-        if "[]" in place or values[-1:] != [value]:
+        # Of tokens that come together a stream has one event, the last: none has no reason to end.
+        if value is not None and ("[]" in place or values[-1:] != [value]):
             values.append(value)
