@@ -38,8 +38,8 @@ _SCALES: Final = frozenset(
         "rescale_factor",
     }
 )  # fmt: skip
-"""Options that scale values: ``image_std`` 0 makes NaN, which stay in an engine's KV cache and
-spoil the answer to the next request there."""
+"""Options that scale values: ``image_std`` 0 makes NaN, which could stay in an engine's KV cache
+and spoil the answer to the next request there, as those of a sound did."""
 
 _FIXED: Final = _SHAPES | _SCALES
 
