@@ -204,10 +204,10 @@ class _LimitedServing(PoolingBaseServing):
         if not asked:
             raise ValueError("You must pass at least one prompt")
         turn = asyncio.Lock()  # of its pairs, between which the executor has time for others
-        turns = asyncio.Semaphore(RENDERED_AT_ONCE)
+        slots = asyncio.Semaphore(RENDERED_AT_ONCE)
 
         async def render(each: Rendered, times: int) -> Rendered:
-            async with turns:
+            async with slots:
                 made = await _render(io_processor, executor, each, turn)
             tokens.add(self._extract_prompt_len(made["prompts"]) * times)
             return made
