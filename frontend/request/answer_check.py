@@ -51,6 +51,9 @@ class AnswerCheck:
         """
         if self._most_tokens is not None and tokens > self._most_tokens:
             raise WorkerGarbledError("a worker said more tokens than were asked for")
+        if tokens == self._most_tokens and not _ends(output):
+            # The rest, of no token, would be blamed on the next worker, which can't take it.
+            raise WorkerGarbledError("a worker said all tokens and did not end the answer")
         for one in output.outputs:
             self._characters += len(one.text)
             if not self._asked:
@@ -86,6 +89,10 @@ class AnswerCheck:
             raise WorkerGarbledError(
                 f"a worker gave {nbytes} bytes of routed experts, more than an answer may have"
             )
+
+
+def _ends(output: Output) -> bool:
+    return output.finished or any(one.finish_reason is not None for one in output.outputs)
 
 
 def _check_width(logprobs: Logprobs | None, most: int) -> None:

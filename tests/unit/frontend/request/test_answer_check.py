@@ -40,6 +40,7 @@ def flat(count: int, positions: int = 1) -> FlatLogprobs:
     ("params", "output"),
     [
         ({}, said(11)),
+        ({}, said(10)),
         ({}, said(logprobs=of(1))),
         ({"logprobs": 3}, said(logprobs=None)),
         ({"logprobs": 3}, said(2, logprobs=of(1))),
@@ -65,8 +66,9 @@ def test_more_or_less_is_its_workers_fault(params: dict[str, Any], output: Outpu
 @pytest.mark.parametrize(
     ("params", "output"),
     [
-        ({}, said(10)),
-        ({"n": 2}, said(20)),
+        ({}, said(9)),
+        ({}, said(10, finish_reason="length")),
+        ({"n": 2}, said(20, finish_reason="length")),
         ({}, said(0)),
         ({"logprobs": 0}, said(2, logprobs=of(1, 2))),
         ({"logprobs": 3}, said(2, logprobs=of(4, 2))),
