@@ -45,6 +45,7 @@ from vllm.multimodal.video_decoders import torchcodec
 
 from common.media.avif_size import avif_pixels
 from common.media.container_tables import fault_of
+from common.media.film_frames import VerifiedCapture
 from common.media.formats import AVIF, FFMPEG_FORMATS, IMAGE_FORMATS
 from common.media.picture_strips import LARGE, is_large, strips
 from common.media.resampling import thrifty_resampler
@@ -380,7 +381,8 @@ class _Capture:
 
     def _open(self, data: bytes, backend: int, options: Sequence[int]) -> None:
         self._source = _Steady(data)
-        self._capture: Any = _OPENCV_OPEN(self._source, backend, options)
+        opened = _OPENCV_OPEN(self._source, backend, options)
+        self._capture: Any = VerifiedCapture(opened, data)
         self._source.opened()
 
     def __del__(self) -> None:

@@ -1,0 +1,151 @@
+"""Verify the frames that OpenCV returns by PyAV's.
+
+OpenCV ignores errors of FFmpeg's colour conversion, which refuses interlaced frames and several
+colour spaces. It then returns uninitialized memory as the first frame, where media of other
+requests may have been, and later the previous frame again. PyAV converts interlaced frames, to the
+same bytes as OpenCV in all other cases, and raises an error for the rest.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from io import BytesIO
+from typing import Any, Final
+
+import av
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+Frame = npt.NDArray[np.uint8]
+
+_BT709: Final = 1
+_HDR: Final = {16, 18}
+_WIDE: Final = range(8, 13)
+"""Transfers (PQ, HLG) and primaries (BT.2020, P3 and the like) that FFmpeg maps to BT.709. The
+table for that takes seconds of a core, so only PyAV makes it."""
+
+_STEP: Final = 8
+_UNCONVERTIBLE: Final = (
+    "The colours of the film can't be converted (colour space {}, transfer {}): send a film in "
+    "BT.709 or BT.2020"
+)
+
+
+class VerifiedCapture:
+    """A ``cv2.VideoCapture`` that takes a film's frames from PyAV where OpenCV's are wrong.
+
+    Three cases need PyAV: the first frame; a frame that equals the previous one, as after a failed
+    conversion; and all frames of a film once one was wrong.
+    """
+
+    def __init__(self, capture: Any, data: bytes) -> None:
+        self._capture = capture
+        self._film = _Film(data)
+        self._next = 0  # index of the frame that OpenCV decodes next
+        self._last: Frame | None = None
+        self._is_wrong = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._capture, name)
+
+    def set(self, option: int, value: float) -> bool:
+        """Set an option, or seek."""
+        if option == cv2.CAP_PROP_POS_FRAMES:
+            self._next = int(value)
+        return bool(self._capture.set(option, value))
+
+    def grab(self) -> bool:
+        """Decode the next frame."""
+        good = bool(self._capture.grab())
+        self._next += good
+        return good
+
+    def read(self) -> tuple[bool, Frame | None]:
+        """Decode and return the next frame."""
+        return self.retrieve() if self.grab() else (False, None)
+
+    def retrieve(self) -> tuple[bool, Frame | None]:
+        """Return the decoded frame in BGR. Raises ValueError if its colours can't be converted."""
+        index = self._next - 1
+        if self._last is None:
+            self._is_wrong = self._is_wrong or not self._film.is_plain(index)
+        frame = None
+        if not self._is_wrong:
+            good, frame = self._capture.retrieve()
+            if not good or not self._is_doubtful(frame):
+                return good, frame
+        picture = self._film.picture(index)
+        self._is_wrong = picture is None or frame is None or not np.array_equal(frame, picture)
+        return picture is not None, picture
+
+    def _is_doubtful(self, frame: Frame) -> bool:
+        last, self._last = self._last, frame[::_STEP, ::_STEP].copy()
+        return last is None or last.shape != self._last.shape or np.array_equal(last, self._last)
+
+
+class _Film:
+    """A film's frames by PyAV, decoded when they are asked for."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._frames: Iterator[av.VideoFrame] = iter(())
+        self._index = -1  # of the decoded frame
+        self._frame: av.VideoFrame | None = None
+        self._converter = av.video.reformatter.VideoReformatter()
+
+    def is_plain(self, index: int) -> bool:
+        """Return whether OpenCV converts a frame, and without a table."""
+        frame = self._decoded(index)
+        return frame is not None and not frame.interlaced_frame and _target(frame) is None
+
+    def picture(self, index: int) -> Frame | None:
+        """Return a frame in BGR, upright, as OpenCV does; None if it can't be decoded. Raises
+        ValueError if its colours can't be converted."""
+        frame = self._decoded(index)
+        if frame is None:
+            return None
+        transfer, primaries = _target(frame) or (None, None)
+        try:
+            converted = self._converter.reformat(
+                frame,
+                format="bgr24",
+                interpolation="BICUBIC",
+                dst_color_trc=transfer,
+                dst_color_primaries=primaries,
+            )
+        except (OSError, ValueError) as error:
+            message = _UNCONVERTIBLE.format(frame.colorspace, frame.color_trc)
+            raise ValueError(message) from error
+        picture = np.asarray(converted.to_ndarray(), np.uint8)
+        turns, skew = divmod(frame.rotation, 90)
+        return picture if skew else np.ascontiguousarray(np.rot90(picture, turns))
+
+    def _decoded(self, index: int) -> av.VideoFrame | None:
+        if index < self._index or self._index < 0:
+            self._frames, self._index = _frames(self._data), -1
+        while self._index < index:
+            self._frame = next(self._frames, None)
+            self._index += 1
+        return self._frame
+
+
+def _target(frame: av.VideoFrame) -> tuple[int, int] | None:
+    """Return the transfer and primaries that FFmpeg maps a frame's to; None if it keeps them."""
+    transfer, primaries = int(frame.color_trc), int(frame.color_primaries)
+    if transfer not in _HDR and primaries not in _WIDE:
+        return None
+    return (
+        _BT709 if transfer in _HDR else transfer,
+        _BT709 if primaries in _WIDE else primaries,
+    )
+
+
+def _frames(data: bytes) -> Iterator[av.VideoFrame]:
+    """Yield the frames of a film's first video stream, without those that are damaged."""
+    with av.open(BytesIO(data), "r") as container:
+        pictures = container.streams.video[0]
+        for packet in container.demux(pictures):
+            decoded: list[Any] = []
+            with contextlib.suppress(av.error.FFmpegError):
+                decoded = pictures.decode(packet)
+            yield from decoded

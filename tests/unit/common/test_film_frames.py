@@ -1,0 +1,109 @@
+"""Frames of films whose colours OpenCV does not convert."""
+
+import io
+
+import av
+import cv2
+import numpy as np
+import numpy.typing as npt
+import pytest
+from vllm.multimodal.media import ImageMediaIO, VideoMediaIO
+
+from common.media.decoder_guard import guard_decoders
+from common.media.film_frames import VerifiedCapture
+from tests.pictures import random_of
+
+Frames = npt.NDArray[np.uint8]
+FRAMES = 6
+INTERLACED = {"flags": "+ildct+ilme"}
+
+
+def shown() -> Frames:
+    return np.stack(
+        [
+            np.kron(
+                random_of(f"frame {n}").integers(0, 256, (3, 4, 3), dtype=np.uint8),
+                np.ones((32, 32, 1), np.uint8),
+            )
+            for n in range(FRAMES)
+        ]
+    )
+
+
+def film(codec: str, **options: str) -> bytes:
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mp4") as file:
+        stream = file.add_stream(codec, rate=4, options=options)
+        assert isinstance(stream, av.VideoStream)
+        stream.height, stream.width = shown().shape[1:3]
+        stream.pix_fmt = "yuv420p"
+        for frame in shown():
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        file.mux(stream.encode())
+    return buffer.getvalue()
+
+
+def seen(data: bytes) -> Frames:
+    guard_decoders()
+    frames: Frames = VideoMediaIO(ImageMediaIO()).load_bytes(data).media[0]
+    return frames
+
+
+def mean_error(frames: Frames) -> float:
+    return float(np.abs(frames.astype(int) - shown()).mean())
+
+
+@pytest.mark.parametrize(
+    ("codec", "options"),
+    [
+        ("mpeg4", INTERLACED),
+        ("mpeg2video", INTERLACED),
+        ("libx264", {"x264-params": "tff=1"}),
+        ("libx264", {"x264-params": "transfer=log100"}),
+        ("libx264", {}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value.values()) or "plain",
+)
+def test_the_frames_of_a_film_are_its_pictures(codec: str, options: dict[str, str]) -> None:
+    assert mean_error(seen(film(codec, **options))) < 10
+
+
+def test_a_film_whose_colours_cannot_be_converted_is_refused() -> None:
+    ictcp = film("libx264", **{"x264-params": "colormatrix=ictcp:colorprim=bt2020"})
+    with pytest.raises(ValueError, match="colours of the film can't be converted"):
+        seen(ictcp)
+
+
+class Stale:
+    """A capture that converts its first frame only."""
+
+    def grab(self) -> bool:
+        return True
+
+    def set(self, option: int, value: float) -> bool:
+        return True
+
+    def retrieve(self) -> tuple[bool, Frames]:
+        return True, self.first
+
+    def __init__(self, first: Frames) -> None:
+        self.first = first
+
+
+def test_a_frame_that_is_not_converted_is_not_the_previous_one() -> None:
+    data = film("libx264")
+    first = cv2.cvtColor(seen(data)[0], cv2.COLOR_RGB2BGR)
+    capture = VerifiedCapture(Stale(first), data)
+    frames = [capture.read()[1] for _ in range(FRAMES)]
+    assert mean_error(np.stack([frame[..., ::-1] for frame in frames if frame is not None])) < 10
+
+
+def test_after_a_seek_the_right_frame_is_verified() -> None:
+    data = film("mpeg4", **INTERLACED)
+    capture = VerifiedCapture(Stale(np.zeros((96, 128, 3), np.uint8)), data)
+    for index in (4, 1, 3):
+        capture.set(cv2.CAP_PROP_POS_FRAMES, index)
+        good, frame = capture.read()
+        assert good
+        assert frame is not None
+        assert np.abs(frame[..., ::-1].astype(int) - shown()[index]).mean() < 10
