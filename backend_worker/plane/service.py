@@ -34,7 +34,7 @@ from common.identity import Incarnation, RequestId, WorkerId
 from common.observability.telemetry import INTERNAL_ERRORS, UNDECODABLE_MESSAGES
 from common.observability.watchdog import measure_loop_delay
 from common.request_plane.fleet_sockets import REFUSALS, Gate, count_refusals
-from common.request_plane.loop_socket import LoopSocket
+from common.request_plane.loop_socket import MAX_FRAME_BYTES, LoopSocket
 from common.request_plane.protocol import (
     MAX_SUBMIT_BYTES,
     PING_INTERVAL_S,
@@ -494,9 +494,16 @@ class WorkerService:
 
     async def _send_now(self, address: bytes, message: ToFrontend) -> bool:
         """Send if there is room; return whether there was. Never waits."""
-        frames = split(self._codec.encode(message))
+        frames = self._codec.encode(message)
+        nbytes = sum(memoryview(each).nbytes for each in frames)
+        session = self._sessions.get(address)
+        if nbytes > MAX_FRAME_BYTES and session is not None and not isinstance(message, Status):
+            status = msgspec.structs.replace(self._reports.status(session), arriving=nbytes)
+            if not await self._send_now(address, status):
+                session.untold(status)
+                return False
         try:
-            self._socket.send([address, *frames], copy=True)
+            self._socket.send([address, *split(frames)], copy=True)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:

@@ -376,6 +376,7 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
         adapters: all adapters, if changed since the last report or different from the card.
         active_adapters: the adapters that the engine used last, as many as it has slots, if
             changed.
+        arriving: bytes of a large message that follows, as :class:`Ping` tells them.
     """
 
     ranks: list[RankStatus]
@@ -394,6 +395,7 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
         ]
         | None
     ) = None
+    arriving: Count = 0
 
     def check(self, ranks: Collection[int]) -> None:
         """Check that the status is about exactly these ranks. Raises ProtocolError: names both."""

@@ -42,11 +42,13 @@ from common.request_plane.loop_socket import MAX_FRAME_BYTES, Frame, LoopSocket
 from common.request_plane.operations import MAX_MESSAGE_LEN, Operation
 from common.request_plane.protocol import (
     MAX_OPERATIONS,
+    MAX_POOLED_BYTES,
     MAX_SUBMIT_BYTES,
     PING_INTERVAL_S,
     PROTOCOL_VERSION,
     SESSION_TIMEOUT_S,
     SHUTTING_DOWN,
+    SLOWEST_LINE,
     Abort,
     Ack,
     AskFigures,
@@ -381,8 +383,10 @@ class WorkerLink:
             UNDECODABLE_MESSAGES.labels("frontend").inc()
             self._lose(str(error), WorkerGarbledError)
             return
-        if status.stands_still:
-            self._last_answer = time.monotonic()  # the rest waits, it does not hang
+        excused = min(status.arriving, MAX_MESSAGE_BYTES + MAX_POOLED_BYTES) / SLOWEST_LINE
+        self._last_heard += excused
+        if status.stands_still or excused:  # the rest waits, it does not hang
+            self._last_answer = time.monotonic() + excused
         self._on_status(status)
 
     async def _not_understood(self, frames: Sequence[memoryview], error: ProtocolError) -> None:

@@ -6,9 +6,11 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from types import SimpleNamespace
 
 import pytest
+import torch
 import zmq
 import zmq.asyncio
-from vllm.outputs import RequestOutput
+from vllm.outputs import PoolingRequestOutput, RequestOutput
+from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 
 from backend_worker.engine.vllm_engine import Items
@@ -35,7 +37,7 @@ from frontend.workers import link as worker_link
 from frontend.workers.dispatch import Backlog
 from frontend.workers.link import WorkerLink
 from tests.fakes.cards import make_card
-from tests.fakes.engine import never, output
+from tests.fakes.engine import never, output, pooled
 from tests.fakes.plane import Plane, collect, media, open_plane
 from tests.waiting import until
 
@@ -390,12 +392,46 @@ async def test_a_large_message_on_a_slow_line_is_no_silence(
         await line.close()
 
 
-class Line:
-    """A line to a worker that stands still after so many bytes, until it may go on."""
+async def test_a_large_answer_on_a_slow_line_is_no_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in ("backend_worker.plane.service", "frontend.workers.link"):
+        monkeypatch.setattr(f"{module}.PING_INTERVAL_S", 0.05)
+    monkeypatch.setattr("frontend.workers.link.SESSION_TIMEOUT_S", 0.5)
+    async with open_plane("inline") as plane:
 
-    def __init__(self, endpoint: str, after: int) -> None:
+        async def large(submit: Submit, items: Items) -> AsyncGenerator[PoolingRequestOutput]:
+            answer = pooled(1.0)
+            answer.outputs.data = torch.zeros(4 << 20)
+            yield answer
+
+        plane.engine.script = large
+        await plane.link.close()
+        line = Line(plane.service.endpoint, 4 << 20, answers=True)
+        card = make_card(request_endpoint=await line.open())
+        plane.link = WorkerLink(card, plane.context, Incarnation("f2"), plane.statuses.append, 0.5)
+        await plane.open()
+        submit = Submit(RequestId("r"), [1], None, [], [], pooling_params=PoolingParams())
+        answers = asyncio.create_task(collect(plane.link.dispatch(submit, [])))
+        await line.stuck.wait()
+        before = line.others
+        await until(lambda: line.others > before + 20 or answers.done())
+        line.go_on.set()
+        last = (await answers)[-1]
+        assert isinstance(last, Output) and last.pooled is not None
+        assert last.pooled.nbytes == 16 << 20
+        await line.close()
+
+
+class Line:
+    """A line to a worker that stands still after so many bytes, of answers or requests, until it
+    may go on. ``others`` counts what passes the other way."""
+
+    def __init__(self, endpoint: str, after: int, *, answers: bool = False) -> None:
         self._port = int(endpoint.rpartition(":")[2])
         self._left = after
+        self._answers = answers
+        self.others = 0
         self.stuck = asyncio.Event()
         self.go_on = asyncio.Event()
 
@@ -408,12 +444,16 @@ class Line:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there = await asyncio.open_connection("127.0.0.1", self._port)
-        await asyncio.gather(self._pass_on(reader, there[1], True), self._pass_on(there[0], writer))
+        await asyncio.gather(
+            self._pass_on(reader, there[1], not self._answers),
+            self._pass_on(there[0], writer, self._answers),
+        )
 
     async def _pass_on(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, slow: bool = False
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, slow: bool
     ) -> None:
         while data := await reader.read(1 << 16):
+            self.others += not slow
             self._left -= len(data) if slow else 0
             if slow and self._left < 0:
                 self.stuck.set()
