@@ -17,10 +17,12 @@ _KEPT_KERNEL: Final = 1 << 19
 """Numbers of a kernel that vLLM may keep, of 32 pairs of rates."""
 
 RESAMPLED_AT_ONCE: Final = 256 << 20
-"""Bytes of samples side by side, up to 15 times the sound, for which torchaudio resamples it whole;
-a longer sound is resampled piece by piece."""
+"""Bytes of samples side by side, up to 15 times the sound, for which several filters resample it
+whole; a longer sound is resampled piece by piece."""
 
-_PIECE: Final = 64 << 20
+_PIECE: Final = 4 << 20
+"""Bytes of them in a piece. Memory beyond 32 MiB is new, page by page, each time it is allocated:
+pieces of 64 MiB took two and a half times as long."""
 
 
 @wraps(_VLLMS_RESAMPLER)
@@ -41,11 +43,13 @@ def thrifty_resampler(rate: int, wanted: int) -> Any:
 
 
 def _resampled(resampler: Any, samples: torch.Tensor) -> torch.Tensor:
-    """Apply ``resampler``, in pieces if the audio is long. Bit-exact for one filter, as from 48 to
-    16 kHz. For more filters the summation order of a few products depends on the piece size."""
+    """Apply ``resampler``, in pieces: bit-exact for one filter, as from 48 to 16 kHz. For more
+    filters the summation order of a few products depends on the piece size, so only long audio is
+    cut."""
     step = resampler.orig_freq // resampler.gcd
     taps = resampler.kernel.shape[-1]
-    if samples.numel() // step * taps * samples.element_size() <= RESAMPLED_AT_ONCE:
+    side_by_side = samples.numel() // step * taps * samples.element_size()
+    if len(resampler.kernel) > 1 and side_by_side <= RESAMPLED_AT_ONCE:
         whole: torch.Tensor = resampler(samples)
         return whole
     wanted = -(-resampler.new_freq * samples.shape[-1] // resampler.orig_freq)
