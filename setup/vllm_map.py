@@ -184,6 +184,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "common/media/decoded_media.py": ("vllm.multimodal.media",),
         "common/vllm_compat/renderer_patches.py": (
             "vllm.inputs",
+            "vllm.multimodal",
             "vllm.multimodal.cache.base",
             "vllm.multimodal.processing",
             "vllm.renderers",

@@ -5,12 +5,14 @@ Both count the Hugging Face processor's runs, as a proof that each item is proce
 frontend.
 """
 
+import copy
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from vllm.inputs import TextPrompt, TokensPrompt
+from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.cache.base import BaseMultiModalProcessorCache
 from vllm.multimodal.processing import BaseMultiModalProcessor, ProcessorInputs
 from vllm.renderers import BaseRenderer, TokenizeParams
@@ -101,6 +103,17 @@ def patch_renderer(
         renderer._mm_processor_cache = renderer._mm_processor_only_cache = cache
     if process is not None:
         renderer._process_multimodal_async = process
+
+
+def second_processor(renderer: BaseRenderer, runs: HfProcessorRuns) -> BaseMultiModalProcessor[Any]:
+    """Return a processor like the renderer's, with a tokenizer of its own, for use in another
+    thread: vLLM's are not thread-safe. ``runs`` counts its runs too.
+    """
+    made: BaseMultiModalProcessor[Any] = MULTIMODAL_REGISTRY.create_processor(
+        renderer.model_config, tokenizer=copy.deepcopy(renderer.tokenizer)
+    )
+    _count_runs(made, runs)
+    return made
 
 
 def replace_threads(

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import cv2
 import numpy as np
+import torch
 from PIL import Image
 from vllm import envs
 from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, VideoMediaIO
@@ -102,6 +103,9 @@ def limit_decoders(policy: FetchPolicy) -> None:
     count_frames_with(partial(count_frames, policy.decode_timeout_s))
     envs.VLLM_MAX_IMAGE_PIXELS = policy.max_pixels
     Image.MAX_IMAGE_PIXELS = (policy.max_pixels + 1) // 2  # it refuses twice as much
+    # vLLM's resampler switches it off, and back as it was, for all threads: of two sounds at a time
+    # one would be resampled to other bits, or it would stay off.
+    torch.backends.mkldnn.set_flags(False)
     # They are a medium's sender's doing, and Python keeps each text for good.
     warnings.filterwarnings("ignore", module=r"PIL\.")
     warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)

@@ -5,7 +5,8 @@ import logging
 import queue
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import cache, partial
 from typing import Any, Final, Protocol, TypeAlias
 
 from vllm.multimodal.media import MediaIO
@@ -14,10 +15,15 @@ from vllm.renderers import BaseRenderer
 from common.errors import ConfigurationError
 from common.observability.telemetry import CHILD_RESTARTS
 from common.observability.watchdog import allow
-from common.vllm_compat.renderer_patches import HfProcessorRuns
-from frontend.fetch import Content, RequestAllowance, current_allowance, seconds_to_process
+from common.vllm_compat.renderer_patches import HfProcessorRuns, second_processor
+from frontend.fetch import (
+    Content,
+    RequestAllowance,
+    current_allowance,
+    seconds_to_process,
+)
 from frontend.media_limits import Budget
-from frontend.processing.batch import Batch, Processed, in_runs, process
+from frontend.processing.batch import Batch, Processed, Processor, in_runs, is_long, process
 from frontend.processing.child_messages import StartUp
 from frontend.processing.child_process import LOST, ChildProcess
 from frontend.processing.errors import (
@@ -225,38 +231,63 @@ class Backend(Protocol):
 
 
 _AT_THE_THREAD = 2
-"""Batches that the renderer's thread runs or has next. Further ones would delay prompts whose media
+"""Batches that a thread runs or has next. Further ones would delay prompts whose media
 are ready, which need the thread for a millisecond to be assembled: in a burst of new pictures no
 engine would get a prompt before the last picture is processed. With one alone, the thread would
 idle until the event loop sends the next."""
 
 
+class _Lane:
+    """A thread with a processor of its own, and the batches that wait for it."""
+
+    def __init__(self, thread: Executor, processor: Callable[[], Processor]) -> None:
+        """``processor`` is called in the thread."""
+        self._thread = thread
+        self._processor = processor
+        self._turns = asyncio.Semaphore(_AT_THE_THREAD)
+
+    async def run(self, work: Callable[[Processor], list[Processed]]) -> list[Processed]:
+        async with self._turns:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._thread, lambda: work(self._processor()))
+
+
 class OwnBackend:
-    """Backend on the renderer's one processing thread; the media loader's threads decode."""
+    """Backend on threads of this process; the media loader's threads decode.
+
+    The renderer's one thread processes pictures and short sounds. Films and large media, which take
+    seconds, have another, so that others' don't wait for them.
+    """
 
     width = 1
 
-    def __init__(self, renderer: BaseRenderer, store: ProcessedStore, decode: Decodes) -> None:
-        self._executor = renderer._mm_executor
-        self._processor = renderer.get_mm_processor()
+    def __init__(
+        self,
+        renderer: BaseRenderer,
+        store: ProcessedStore,
+        decode: Decodes,
+        long_thread: Executor,
+        hf_runs: HfProcessorRuns,
+    ) -> None:
+        """``long_thread`` is one thread; its processor is made with its first medium."""
         self._store = store
         self._decode = decode
-        self._turns = asyncio.Semaphore(_AT_THE_THREAD)
+        self._short = _Lane(renderer._mm_executor, renderer.get_mm_processor)
+        self._long = _Lane(long_thread, cache(partial(second_processor, renderer, hf_runs)))
 
     async def run(self, batch: Batch, abandoned: Callable[[], bool]) -> list[Processed]:
         decoded = await asyncio.gather(
             *(self._decode(medium.content, medium.media_io) for medium in batch.media)
         )
 
-        def work(some: Sequence[Any]) -> list[Processed]:
+        def work(some: Sequence[Any], processor: Processor) -> list[Processed]:
             if abandoned():
                 raise AbandonedError("nobody waits for it")
             allow(seconds_to_process(list(some)))
-            return [self._store.put(each) for each in process(self._processor, batch, some)]
+            return [self._store.put(each) for each in process(processor, batch, some)]
 
         done: list[Processed] = []
         for some in in_runs(decoded):  # so that others' come between large ones
-            async with self._turns:
-                loop = asyncio.get_running_loop()
-                done += await loop.run_in_executor(self._executor, work, some)
+            lane = self._long if is_long(batch.modality, some) else self._short
+            done += await lane.run(partial(work, some))
         return done

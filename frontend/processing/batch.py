@@ -153,6 +153,13 @@ def in_runs(decoded: Sequence[Any]) -> Iterator[Sequence[Any]]:
     yield decoded[start:]
 
 
+def is_long(modality: str, decoded: Sequence[Any]) -> bool:
+    """Return whether a run may take seconds: of a large medium, or of a film, whose frames may be
+    small and enlarged.
+    """
+    return modality == "video" or sum(map(processing_weight, decoded)) > RUN_BYTES
+
+
 def _run(processor: Processor, batch: Batch, decoded: Sequence[Any]) -> list[Processed]:
     inputs = inputs_of(processor, batch.modality, decoded, batch.options)
     with set_default_torch_num_threads(), said_by_processor(), ProcessorMemory(processor):

@@ -155,7 +155,9 @@ class Preprocessor:
         self._processing: MediaProcessing | None = None
         self._takes_embeds = card.model.enable_mm_embeds
         limit_s = loader.policy.decode_timeout_s
-        self._thread = WatchedThreads("processor", 1, limit_s)
+        self._thread, self._long_thread = (
+            WatchedThreads("processor", 1, limit_s) for _ in range(2)
+        )
         self._media_threads = loader.pool
         self._templates: ClientTemplates | None = None
         with undo_on_error(self.renderer.shutdown):
@@ -193,7 +195,9 @@ class Preprocessor:
                 order, settings.workers, store, self.hf_runs, loader.budgets.decoding
             )
         else:
-            backend = OwnBackend(self.renderer, store, loader.decode_once)
+            backend = OwnBackend(
+                self.renderer, store, loader.decode_once, self._long_thread, self.hf_runs
+            )
         self._processing = MediaProcessing(
             self.renderer,
             store,
@@ -344,7 +348,8 @@ class Preprocessor:
         await asyncio.to_thread(self._structures.close)
         self.tokenizing.close()
         self.renderer.shutdown()
-        await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
+        for thread in (self._thread, self._long_thread):
+            await asyncio.to_thread(thread.shutdown, cancel_futures=True)
 
 
 def _take_over_mistral(renderer: BaseRenderer, tokenizing: Tokenizing, loader: MediaLoader) -> None:

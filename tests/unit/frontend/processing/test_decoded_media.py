@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,10 @@ def named(port: int) -> list[Any]:
 async def test_processing_refuses_references(renderer: BaseRenderer, modality: str) -> None:
     loader = MediaLoader(FetchPolicy(), 0)
     store = PrivateStore(1 << 20)
-    backend = OwnBackend(renderer, store, loader.decode_once)
+    runs = HfProcessorRuns(side="frontend", worker_id=None)
+    backend = OwnBackend(renderer, store, loader.decode_once, ThreadPoolExecutor(1), runs)
     processing = MediaProcessing(renderer, store, backend, loader.decode, most_waiting=3)
-    processing.take_over(HfProcessorRuns(side="frontend", worker_id=None))
+    processing.take_over(runs)
     text = renderer.get_mm_processor().dummy_inputs.get_dummy_text({modality: 1})
     prompt = renderer.get_tokenizer().encode(text)
     with nobody_connects() as port:

@@ -7,6 +7,7 @@ import gc
 import threading
 from argparse import Namespace
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -79,7 +80,11 @@ class Setting:
         self.loader = MediaLoader(FetchPolicy(), 1 << 26)
         self.store = ArenaStore(arena)
         self.sources: MediaSources = Lru(1 << 20, lambda source: len(source.encoded))
-        self.backend = WatchedBackend(OwnBackend(renderer, self.store, self.loader.decode_once))
+        self.long_thread = ThreadPoolExecutor(1)
+        self.runs = HfProcessorRuns(side="frontend", worker_id=None)
+        self.backend = WatchedBackend(
+            OwnBackend(renderer, self.store, self.loader.decode_once, self.long_thread, self.runs)
+        )
         self.processing = MediaProcessing(
             renderer,
             self.store,
@@ -88,7 +93,6 @@ class Setting:
             most_waiting=3,
             sources=self.sources,
         )
-        self.runs = HfProcessorRuns(side="frontend", worker_id=None)
         self.processing.take_over(self.runs)
 
     async def show(self, *images: DeferredMedium | None, **options: Any) -> Any:
@@ -240,6 +244,21 @@ async def test_a_medium_longer_than_a_prompt_takes_the_place_of_no_other(
     assert arena.statistics().writes == 0
     await setting.processing.close()
     await setting.loader.close()
+
+
+async def test_small_media_do_not_wait_for_large_ones(
+    setting: Setting, vllm_renderer: BaseRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, large = image("a"), image("b", (224, 112))
+    monkeypatch.setattr(batches, "RUN_BYTES", 112 * 112 * 4)
+    until_told = threading.Event()
+    setting.long_thread.submit(until_told.wait)
+    waiting = asyncio.create_task(setting.show(large))
+    assert_equal(await setting.show(small), by_vllm(vllm_renderer, small))
+    assert not waiting.done()
+    until_told.set()
+    assert_equal(await waiting, by_vllm(vllm_renderer, large))
+    assert setting.runs.total == 2
 
 
 async def test_large_media_of_a_batch_are_processed_one_by_one(
