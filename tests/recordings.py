@@ -74,7 +74,7 @@ def _by_libsndfile(container: str, encoding: str) -> Callable[[Samples, int], by
     return write
 
 
-def _by_ffmpeg(container: str, codec: str) -> Callable[[Samples, int], bytes]:
+def by_ffmpeg(container: str, codec: str) -> Callable[[Samples, int], bytes]:
     def write(samples: Samples, rate: int) -> bytes:
         buffer = io.BytesIO()
         layout = LAYOUTS[len(samples)]
@@ -103,10 +103,10 @@ FORMATS: Final = {
     "WAV, float": Format("wav", "audio/wav", _by_libsndfile("WAV", "FLOAT")),
     "WAV, mu-law": Format("wav", "audio/wav", _by_libsndfile("WAV", "ULAW")),
     "FLAC": Format("flac", "audio/flac", _by_libsndfile("FLAC", "PCM_16")),
-    "MP3": Format("mp3", "audio/mpeg", _by_ffmpeg("mp3", "libmp3lame"), _OF_MP3),
+    "MP3": Format("mp3", "audio/mpeg", by_ffmpeg("mp3", "libmp3lame"), _OF_MP3),
     "Ogg Vorbis": Format("ogg", "audio/ogg", _by_libsndfile("OGG", "VORBIS")),
-    "Ogg Opus": Format("opus", "audio/ogg", _by_ffmpeg("ogg", "libopus"), _OF_OPUS),
-    "WebM Opus": Format("webm", "audio/webm", _by_ffmpeg("webm", "libopus"), _OF_OPUS),
-    "AAC": Format("aac", "audio/aac", _by_ffmpeg("adts", "aac")),
-    "M4A": Format("m4a", "audio/mp4", _by_ffmpeg("ipod", "aac")),
+    "Ogg Opus": Format("opus", "audio/ogg", by_ffmpeg("ogg", "libopus"), _OF_OPUS),
+    "WebM Opus": Format("webm", "audio/webm", by_ffmpeg("webm", "libopus"), _OF_OPUS),
+    "AAC": Format("aac", "audio/aac", by_ffmpeg("adts", "aac")),
+    "M4A": Format("m4a", "audio/mp4", by_ffmpeg("ipod", "aac")),
 }

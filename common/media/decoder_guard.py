@@ -99,7 +99,6 @@ _VLLMS_LOAD: Final[Any] = ImageMediaIO.load_bytes
 _VLLMS_UPRIGHT: Final[Any] = image.normalize_image
 _TURNED: Final = range(2, 9)
 """Orientations of EXIF other than upright."""
-
 _VLLMS_CONVERT: Final[Any] = ImageMediaIO._convert_image_mode
 
 _DEEP: Final = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
@@ -381,8 +380,7 @@ class _Capture:
 
     def _open(self, data: bytes, backend: int, options: Sequence[int]) -> None:
         self._source = _Steady(data)
-        opened = _OPENCV_OPEN(self._source, backend, options)
-        self._capture: Any = VerifiedCapture(opened, data)
+        self._capture: Any = VerifiedCapture(_OPENCV_OPEN(self._source, backend, options), data)
         self._source.opened()
 
     def __del__(self) -> None:
@@ -402,8 +400,8 @@ def _guarded_capture(*args: Any, **kwargs: Any) -> Any:
 
 class _Opened:
     """A PyAV container that mixes the channels of audio frames: vLLM keeps all of them until the
-    last frame, thrice. PyAV counts planes up to a null pointer, and there is none behind eight
-    channels: reading the frame crashes the process."""
+    last frame, thrice. It takes interleaved channels for one, and does not scale integers. PyAV
+    counts planes up to a null pointer: eight channels have none and crash the process."""
 
     def __init__(self, container: Any) -> None:
         self._container = container
@@ -420,9 +418,9 @@ class _Opened:
     def decode(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         packer = av.AudioResampler(format="flt")
         for frame in self._container.decode(*args, **kwargs):
-            if not isinstance(frame, av.AudioFrame) or not frame.format.is_planar:
+            if not isinstance(frame, av.AudioFrame):
                 yield frame
-            elif frame.layout.nb_channels < _UNCOUNTABLE_PLANES:
+            elif frame.format.name == "fltp" and frame.layout.nb_channels < _UNCOUNTABLE_PLANES:
                 yield _Mixed(frame)
             else:
                 yield from map(_mean, packer.resample(frame))

@@ -593,9 +593,9 @@ def test_rates_that_no_sound_has(rate: int, backend: str) -> None:
         pixels_of(wav(rate, 600), AudioMediaIO(audio_backend=backend))
 
 
-def test_a_sound_of_more_than_vllm_decodes_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """FFmpeg decodes one byte a sample here, which vLLM makes four afterwards."""
-    monkeypatch.setattr(envs, "VLLM_MAX_AUDIO_DECODE_BYTES", 4000, raising=False)
+def test_a_sound_of_as_much_as_vllm_decodes_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FFmpeg decodes one byte a sample, of which the guard makes four."""
+    monkeypatch.setattr(envs, "VLLM_MAX_AUDIO_DECODE_BYTES", 4 * 1001, raising=False)
     assert pixels_of(wav(48_000, 1001), AudioMediaIO(audio_backend="pyav")) == 5 * 1001
 
 

@@ -24,7 +24,7 @@ from tests import odd_media
 from tests.clips import AV1, film
 from tests.fakes.budget import anything
 from tests.pictures import picture
-from tests.recordings import FORMATS, LAYOUTS, pitch_of, recording
+from tests.recordings import FORMATS, LAYOUTS, by_ffmpeg, pitch_of, recording
 from tests.unit.frontend.fetch.videos import encoded_film
 
 POLICY = FetchPolicy()
@@ -76,6 +76,20 @@ def test_channels_that_ffmpeg_reads_are_mixed_as_by_vllm() -> None:
         theirs = np.concatenate([each.to_ndarray() for each in whole.decode(audio=0)], axis=-1)
     assert np.array_equal(samples, np.mean(theirs.astype(np.float32), axis=0))
     assert peak < theirs.nbytes
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize(
+    ("container", "codec"),
+    [("matroska", "flac"), ("mov", "pcm_s24le"), ("ipod", "alac"), ("avi", "pcm_s16le")],
+)
+def test_integers_that_ffmpeg_reads_are_scaled(container: str, codec: str, channels: int) -> None:
+    """vLLM takes interleaved channels for one that is twice as long, and scales no integers."""
+    quiet = np.random.default_rng(0).standard_normal((channels, 48_000)) / 9
+    samples, rate = decoded(by_ffmpeg(container, codec)(quiet, 48_000), SOUND)
+    assert rate == 48_000
+    assert len(samples) == 48_000
+    assert np.allclose(samples, quiet.mean(axis=0), atol=1e-4)
 
 
 @pytest.mark.parametrize("name", FORMATS)
