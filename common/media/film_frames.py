@@ -96,7 +96,7 @@ class _Film:
     def is_plain(self, index: int) -> bool:
         """Return whether OpenCV converts a frame, and without a table."""
         frame = self._decoded(index)
-        return frame is not None and not frame.interlaced_frame and _target(frame) is None
+        return frame is not None and not frame.interlaced_frame and not _mapping(frame)
 
     def picture(self, index: int) -> Frame | None:
         """Return a frame in BGR, upright, as OpenCV does; None if it can't be decoded. Raises
@@ -104,14 +104,9 @@ class _Film:
         frame = self._decoded(index)
         if frame is None:
             return None
-        transfer, primaries = _target(frame) or (None, None)
         try:
             converted = self._converter.reformat(
-                frame,
-                format="bgr24",
-                interpolation="BICUBIC",
-                dst_color_trc=transfer,
-                dst_color_primaries=primaries,
+                frame, format="bgr24", interpolation="BICUBIC", **_mapping(frame)
             )
         except (OSError, ValueError) as error:
             message = _UNCONVERTIBLE.format(frame.colorspace, frame.color_trc)
@@ -129,15 +124,15 @@ class _Film:
         return self._frame
 
 
-def _target(frame: av.VideoFrame) -> tuple[int, int] | None:
-    """Return the transfer and primaries that FFmpeg maps a frame's to; None if it keeps them."""
+def _mapping(frame: av.VideoFrame) -> dict[str, int]:
+    """Return the transfer and primaries that FFmpeg maps a frame's to; empty if it keeps them."""
     transfer, primaries = int(frame.color_trc), int(frame.color_primaries)
     if transfer not in _HDR and primaries not in _WIDE:
-        return None
-    return (
-        _BT709 if transfer in _HDR else transfer,
-        _BT709 if primaries in _WIDE else primaries,
-    )
+        return {}
+    return {
+        "dst_color_trc": _BT709 if transfer in _HDR else transfer,
+        "dst_color_primaries": _BT709 if primaries in _WIDE else primaries,
+    }
 
 
 def _frames(data: bytes) -> Iterator[av.VideoFrame]:
