@@ -6,8 +6,9 @@ requests may have been, and later the previous frame again. PyAV converts interl
 same bytes as OpenCV in all other cases, and raises an error for the rest.
 """
 
-import contextlib
+import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from io import BytesIO
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ import av
 import cv2
 import numpy as np
 import numpy.typing as npt
+from av.video.reformatter import VideoReformatter
 
 Frame = npt.NDArray[np.uint8]
 
@@ -23,6 +25,20 @@ _HDR: Final = {16, 18}
 _WIDE: Final = range(8, 13)
 """Transfers (PQ, HLG) and primaries (BT.2020, P3 and the like) that FFmpeg maps to BT.709. The
 table for that takes seconds of a core, so only PyAV makes it."""
+
+_SCREEN: Final = "MASTERING_DISPLAY_METADATA"
+"""Luminance of the screen that the film was made for, with some frames only."""
+
+_4K: Final = 4096 * 2160
+
+_MAX_TABLES: Final = 2
+"""Tables of one film, which could change its size or colours at each frame."""
+
+_MAX_KEPT: Final = 8
+"""Tables kept for later films of the same size and colours, of 7 MB each."""
+
+_kept: Final[list[tuple[tuple[object, ...], VideoReformatter]]] = []
+_keeping: Final = threading.Lock()
 
 _STEP: Final = 8
 _UNCONVERTIBLE: Final = (
@@ -47,6 +63,10 @@ class VerifiedCapture:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._capture, name)
+
+    def maps_colours(self) -> bool:
+        """Return whether the first frame's colours need a table."""
+        return self._film.maps_colours()
 
     def set(self, option: int, value: float) -> bool:
         """Set an option, or seek."""
@@ -91,7 +111,12 @@ class _Film:
         self._frames: Iterator[av.VideoFrame] = iter(())
         self._index = -1  # of the decoded frame
         self._frame: av.VideoFrame | None = None
-        self._converter = av.video.reformatter.VideoReformatter()
+        self._converter = VideoReformatter()
+        self._tables: set[tuple[object, ...]] = set()
+
+    def maps_colours(self) -> bool:
+        frame = self._decoded(0)
+        return frame is not None and bool(_mapping(frame))
 
     def is_plain(self, index: int) -> bool:
         """Return whether OpenCV converts a frame, and without a table."""
@@ -104,16 +129,31 @@ class _Film:
         frame = self._decoded(index)
         if frame is None:
             return None
-        try:
-            converted = self._converter.reformat(
-                frame, format="bgr24", interpolation="BICUBIC", **_mapping(frame)
-            )
-        except (OSError, ValueError) as error:
-            message = _UNCONVERTIBLE.format(frame.colorspace, frame.color_trc)
-            raise ValueError(message) from error
+        mapping = _mapping(frame)
+        with self._converter_for(frame) if mapping else nullcontext(self._converter) as converter:
+            try:
+                converted = converter.reformat(
+                    frame, format="bgr24", interpolation="BICUBIC", **mapping
+                )
+            except (OSError, ValueError) as error:
+                message = _UNCONVERTIBLE.format(frame.colorspace, frame.color_trc)
+                raise ValueError(message) from error
         picture = np.asarray(converted.to_ndarray(), np.uint8)
         turns, skew = divmod(frame.rotation, 90)
         return picture if skew else np.ascontiguousarray(np.rot90(picture, turns))
+
+    def _converter_for(self, frame: av.VideoFrame) -> AbstractContextManager[VideoReformatter]:
+        """Lend a converter with a table. Raises ValueError: the film needs too many."""
+        told: Any = frame.side_data
+        colours = (
+            *(frame.width, frame.height, frame.format.name, frame.colorspace, frame.color_range),
+            *(frame.color_trc, frame.color_primaries),
+            bytes(told[_SCREEN]) if _SCREEN in told else b"",
+        )
+        self._tables.add(colours)
+        if len(self._tables) > _MAX_TABLES:
+            raise ValueError(f"Its HDR frames are of more than {_MAX_TABLES} kinds")
+        return _kept_converter(colours)
 
     def _decoded(self, index: int) -> av.VideoFrame | None:
         if index < self._index or self._index < 0:
@@ -135,12 +175,26 @@ def _mapping(frame: av.VideoFrame) -> dict[str, int]:
     }
 
 
+@contextmanager
+def _kept_converter(colours: tuple[object, ...]) -> Iterator[VideoReformatter]:
+    """Lend a converter, one that has made the table for these colours if there is one."""
+    with _keeping:
+        index = next((index for index, each in enumerate(_kept) if each[0] == colours), None)
+        converter = VideoReformatter() if index is None else _kept.pop(index)[1]
+    yield converter
+    with _keeping:
+        _kept.append((colours, converter))
+        del _kept[:-_MAX_KEPT]
+
+
 def _frames(data: bytes) -> Iterator[av.VideoFrame]:
     """Yield the frames of a film's first video stream, without those that are damaged."""
     with av.open(BytesIO(data), "r") as container:
         pictures = container.streams.video[0]
+        if pictures.width * pictures.height <= _4K:
+            pictures.thread_type, pictures.codec_context.thread_count = "AUTO", 4
         for packet in container.demux(pictures):
             decoded: list[Any] = []
-            with contextlib.suppress(av.error.FFmpegError):
+            with suppress(av.error.FFmpegError):
                 decoded = pictures.decode(packet)
             yield from decoded

@@ -26,6 +26,9 @@ from frontend.media_limits import FetchPolicy, RefusedError
 READABLE_FILMS: Final = "H.264, HEVC, VP8 or VP9 in MP4, WebM or Matroska"
 """Codecs that every build of OpenCV decodes, for error messages."""
 
+_TABLE_PIXELS: Final = 100_000_000
+"""What FFmpeg's table for the colours of an HDR film counts as: up to 4 s of a core."""
+
 MAX_FRAME_PIXELS: Final = 8192 * 4320
 """Pixels of an 8K frame. A codec keeps up to 17 frames, of up to six bytes a pixel: 67 megapixels
 took 3.7 GB for a film of 200 KB."""
@@ -155,14 +158,12 @@ class _CountingLoader(VideoLoader):
         return chosen
 
     @classmethod
-    def read_frames(
-        cls, cap: cv2.VideoCapture, frame_idx: list[int], *args: Any, **kwargs: Any
-    ) -> Any:
+    def read_frames(cls, cap: Any, frame_idx: list[int], *args: Any, **kwargs: Any) -> Any:
         if not frame_idx:
             frames = int(cap.get(cv2.CAP_PROP_FRAME_COUNT))
             raise RefusedError(_TOO_SHORT.format(frames))
         size = cap.get(cv2.CAP_PROP_FRAME_WIDTH) * cap.get(cv2.CAP_PROP_FRAME_HEIGHT)
-        cls.admit(int(size) * len(frame_idx))
+        cls.admit(int(size) * len(frame_idx) + _TABLE_PIXELS * cap.maps_colours())
         cls.admit_frame(int(size))
         deadline = time.monotonic() + cls.policy.decode_timeout_s
         watched = _Watched(cap, int(size), deadline)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pytest
 from vllm.multimodal.media import ImageMediaIO, VideoMediaIO
 
+from common.media import film_frames
 from common.media.decoder_guard import guard_decoders
 from common.media.film_frames import VerifiedCapture
 from tests.pictures import random_of
@@ -30,9 +31,9 @@ def shown() -> Frames:
     )
 
 
-def film(codec: str, **options: str) -> bytes:
+def film(codec: str, container: str = "mp4", **options: str) -> bytes:
     buffer = io.BytesIO()
-    with av.open(buffer, "w", format="mp4") as file:
+    with av.open(buffer, "w", format=container) as file:
         stream = file.add_stream(codec, rate=4, options=options)
         assert isinstance(stream, av.VideoStream)
         stream.height, stream.width = shown().shape[1:3]
@@ -107,3 +108,29 @@ def test_after_a_seek_the_right_frame_is_verified() -> None:
         assert good
         assert frame is not None
         assert np.abs(frame[..., ::-1].astype(int) - shown()[index]).mean() < 10
+
+
+HDR = "colormatrix=bt2020nc:colorprim=bt2020:transfer=smpte2084"
+
+
+def test_films_of_one_size_and_colour_share_their_table() -> None:
+    hdr = film("libx264", **{"x264-params": HDR})
+    first = seen(hdr)
+    made = list(film_frames._kept)
+    assert np.array_equal(seen(hdr), first)
+    assert film_frames._kept == made
+    assert mean_error(first) > 10  # brighter than the screen
+
+
+def test_a_film_whose_colours_change_at_each_frame_is_refused() -> None:
+    mapped = VerifiedCapture(Stale(np.zeros((96, 128, 3), np.uint8)), changing_screens())
+    with pytest.raises(ValueError, match="HDR frames are of more than 2 kinds"):
+        for _ in range(FRAMES * FRAMES):
+            mapped.read()
+
+
+def changing_screens() -> bytes:
+    """A film that names another luminance of its screen with each picture."""
+    told = ":mastering-display=G(13250,34500)B(7500,3000)R(34000,16000)WP(15635,16450)L({},1)"
+    parts = [HDR + told.format(luminance * 10_000_000) for luminance in range(1, FRAMES)]
+    return b"".join(film("libx264", "mpegts", **{"x264-params": each}) for each in parts)

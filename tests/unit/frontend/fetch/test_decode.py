@@ -185,6 +185,13 @@ def test_a_film_too_short_for_its_sampler(sampler: str) -> None:
         decoded(film, limited(), VideoMediaIO(ImageMediaIO(), video_backend=sampler))
 
 
+def test_the_colours_of_an_hdr_film_count_before_they_are_mapped() -> None:
+    colours = {"x264-params": "colormatrix=bt2020nc:colorprim=bt2020:transfer=smpte2084"}
+    hdr = made("libx264", 4, options=colours)
+    with pytest.raises(TooMuch):
+        decode(Content.of(hdr), VideoMediaIO(ImageMediaIO()), limited(), at_most(100_000_000))
+
+
 def test_a_film_of_one_frame_of_which_a_sampler_wants_an_even_number() -> None:
     """It divides by zero."""
     film = encoded_film("matroska", "mjpeg", pixels="yuvj420p", frames=1)
@@ -406,11 +413,15 @@ def test_a_sequence_of_jpegs_is_limited(frames: int) -> None:
 
 
 def made(
-    codec: str, frames: int, format_: str = "mp4", size: tuple[int, int] = (112, 112)
+    codec: str,
+    frames: int,
+    format_: str = "mp4",
+    size: tuple[int, int] = (112, 112),
+    options: dict[str, str] | None = None,
 ) -> bytes:
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=format_) as file:
-        stream: Any = file.add_stream(codec, rate=4)
+        stream: Any = file.add_stream(codec, rate=4, options=options)
         stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
         for number in range(frames):
             grey = np.full((*size[::-1], 3), 20 * number + 20, np.uint8)
