@@ -33,7 +33,7 @@ from frontend.request.answer_limits import (
     MAX_REPEATED,
     MEDIUM_AS_TOKENS,
 )
-from frontend.request.call_gate import FEW_CHOICES
+from frontend.request.call_gate import FEW_BIASES, FEW_CHOICES, MAX_BIASES
 
 _APP: Final = "by vLLM's app"
 
@@ -115,6 +115,9 @@ several; a value counts as {value_weight} | {shared} |
 | the same times choices | {copied} |
 | entries of `allowed_token_ids`, `logit_bias` and `stop_token_ids`, and 128 for each of \
 `bad_words`, times choices if there are several | {sampled} |
+| entries of `logit_bias`, and of `stop_token_ids` with `min_tokens`, times choices, of all \
+requests under way with more than {few_biases}; beyond it 429, but one request alone may have more \
+| {biases} |
 | log probabilities: candidates of all tokens of several prompts or choices; of one answer that is \
 no stream | {logprobs}; {alone} |
 | tokens of prompts times their choices, where there are several; a medium counts as {medium} \
@@ -173,6 +176,8 @@ def page() -> str:
         shared=f"{MAX_SHARED:,}",
         copied=f"{MAX_COPIED:,}",
         sampled=f"{MAX_SAMPLED:,}",
+        few_biases=f"{FEW_BIASES:,}",
+        biases=f"{MAX_BIASES:,}",
         value_weight=VALUE_WEIGHT,
         logprobs=f"{MAX_LOGPROBS:,}",
         alone=f"{MAX_OF_ONE:,}",

@@ -59,6 +59,12 @@ def _tokens(prompt: dict[str, Any]) -> int:
     return len(prompt.get("prompt_token_ids") or ())
 
 
+def biases_of(params: SamplingParams) -> int:
+    """Return how many tokens with a bias, or barred by ``min_tokens``, all choices have."""
+    barred = len(params.all_stop_token_ids) if params.min_tokens else 0
+    return params.n * (len(params.logit_bias or ()) + barred)
+
+
 def check_structure(params: object) -> None:
     """Raise RequestRejectedError if a request's structure is too large."""
     wanted = params.structured_outputs if isinstance(params, SamplingParams) else None

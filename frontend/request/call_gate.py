@@ -12,7 +12,7 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
-from common.errors import RequestRejectedError
+from common.errors import OverloadedError, RequestRejectedError
 from frontend.request.deadlines import Deadlines
 from frontend.request_context import Tenant, current_context
 from frontend.router import Slots
@@ -36,6 +36,13 @@ MAX_CHOICES: Final = 1 / 2
 FEW_CHOICES: Final = 16
 """Choices that any engine is asked for, however few its slots are."""
 
+FEW_BIASES: Final = 1 << 10
+"""Tokens of one call with a bias, or barred by ``min_tokens``, that are not counted."""
+
+MAX_BIASES: Final = 1 << 18
+"""These tokens of all calls of several requests. Whenever a choice joins or leaves, an engine makes
+tensors of all of them in Python: those of 64 requests, in 76 MB, kept others waiting for 21 s."""
+
 
 class Size(NamedTuple):
     """Share of an engine that a call occupies."""
@@ -58,6 +65,7 @@ class Batch:
             one; raises OverloadedError if there is no room.
         logprobs: log probabilities that its calls asked for.
         repeated: tokens of prompts that its calls repeat for several choices.
+        biases: tokens with a bias of its calls under way.
         accepted: whether a worker got one of its calls: then none is refused for busy workers.
     """
 
@@ -67,6 +75,7 @@ class Batch:
     keep: Callable[[int], None] = lambda nbytes: None
     logprobs: int = 0
     repeated: int = 0
+    biases: int = 0
     accepted: bool = False
 
 
@@ -96,15 +105,17 @@ class CallGate:
         self._running = 0
         self._bulk = 0
         self._tokens = 0
+        self._biases = 0
         self._of_tenant: Counter[Tenant] = Counter()
         self._waiting: dict[Batch, None] = {}
         self._turns = asyncio.Semaphore(CALLS_AT_ONCE)
 
     @asynccontextmanager
     async def call(
-        self, deadlines: Deadlines, tokens: int, choices: int = 1
+        self, deadlines: Deadlines, tokens: int, choices: int = 1, biases: int = 0
     ) -> AsyncIterator[Callable[[], None]]:
-        """Run a call of this task's request, once there is room. ``tokens`` weigh its prompt.
+        """Run a call of this task's request, once there is room. ``tokens`` weigh its prompt,
+        ``biases`` what samplers read of it.
 
         Give a function to call once an engine has computed the answer: a client that does not read
         it keeps only its own calls from starting.
@@ -112,23 +123,41 @@ class CallGate:
         Raises:
             RequestRejectedError: these are too many choices for one engine.
             DeadlineExceededError: there was no room in time.
+            OverloadedError: other requests have too many biases.
         """
         self._check(choices)
         size, batch = Size(choices, tokens), batch_of_request()
         bulk = choices > CHOICES_AT_ONCE or batch.running > 0 or bool(batch.waiting)
-        if bulk:
-            await self._wait(batch, size, deadlines)
-        else:
-            self._started(batch, size, bulk)
-        room = ExitStack()
-        room.callback(self._computed, batch, size, bulk)
-        try:
-            async with self._turns:
-                await asyncio.sleep(0)
-            yield room.close
-        finally:
-            room.close()
-            self._read(batch, size)
+        with ExitStack() as room:
+            self._take_biases(batch, biases, room)
+            if bulk:
+                await self._wait(batch, size, deadlines)
+            else:
+                self._started(batch, size, bulk)
+            room.callback(self._computed, batch, size, bulk)
+            try:
+                async with self._turns:
+                    await asyncio.sleep(0)
+                yield room.close
+            finally:
+                room.close()
+                self._read(batch, size)
+
+    def _take_biases(self, batch: Batch, biases: int, room: ExitStack) -> None:
+        if biases <= FEW_BIASES:
+            return
+        others = self._biases - batch.biases
+        if others and self._biases + biases > MAX_BIASES:
+            raise OverloadedError(
+                f"the requests under way have more than {MAX_BIASES} entries of `logit_bias`, and "
+                "of `stop_token_ids` with `min_tokens`: try again later, or send fewer"
+            )
+        self._add_biases(batch, biases)
+        room.callback(self._add_biases, batch, -biases)
+
+    def _add_biases(self, batch: Batch, biases: int) -> None:
+        batch.biases += biases
+        self._biases += biases
 
     def _check(self, choices: int) -> None:
         if choices <= FEW_CHOICES:

@@ -28,7 +28,7 @@ from common.observability.telemetry import REQUESTS
 from frontend.asgi import as_vllm_error
 from frontend.processes import Siblings
 from frontend.processing import Preprocessor
-from frontend.request.answer_limits import prompt_weight
+from frontend.request.answer_limits import biases_of, prompt_weight
 from frontend.request.call_gate import CallGate, batch_of_request
 from frontend.request.runner import GenerateRequest, RequestRunner
 from frontend.router import (
@@ -111,10 +111,11 @@ class RoutedEngineClient(EngineClient):
             reasoning_parser_kwargs=reasoning_parser_kwargs,
             deadlines=deadlines,
         )
-        tokens = prompt_weight(prompt, sampling_params.n)
+        choices, biases = sampling_params.n, biases_of(sampling_params)
+        tokens = prompt_weight(prompt, choices)
         try:
             async with (
-                self._gate.call(deadlines, tokens, sampling_params.n) as computed,
+                self._gate.call(deadlines, tokens, choices, biases) as computed,
                 aclosing(self._runner.run(request, computed)) as outputs,
             ):
                 async for output in outputs:

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from common.errors import DeadlineExceededError, RequestRejectedError
+from common.errors import DeadlineExceededError, OverloadedError, RequestRejectedError
 from frontend.request import FaultSettings
-from frontend.request.call_gate import CALLS_AT_ONCE, CallGate
+from frontend.request.call_gate import CALLS_AT_ONCE, FEW_BIASES, MAX_BIASES, CallGate
 from frontend.request.deadlines import Deadlines
 from frontend.request_context import EVERYBODY, Tenant, begin
 from frontend.router import Slots
@@ -26,18 +26,18 @@ class Lab:
         self.computed: dict[str, list[Callable[[], None]]] = {}
         self.end = asyncio.Semaphore(0)
 
-    async def call(self, whose: str, choices: int, timeout_s: float) -> None:
+    async def call(self, whose: str, choices: int, timeout_s: float, biases: int) -> None:
         deadlines = Deadlines(FaultSettings(request_timeout_s=timeout_s))
-        async with self.gate.call(deadlines, TOKENS, choices) as computed:
+        async with self.gate.call(deadlines, TOKENS, choices, biases) as computed:
             self.computed.setdefault(whose, []).append(computed)
             self.begun[whose] = self.begun.get(whose, 0) + choices
             await self.end.acquire()
 
     async def _request(
-        self, whose: str, calls: int, choices: int, tenant: Tenant, timeout_s: float
+        self, whose: str, calls: int, choices: int, tenant: Tenant, timeout_s: float, biases: int
     ) -> None:
         begin().tenant = tenant
-        await asyncio.gather(*(self.call(whose, choices, timeout_s) for _ in range(calls)))
+        await asyncio.gather(*(self.call(whose, choices, timeout_s, biases) for _ in range(calls)))
 
     def request(
         self,
@@ -46,8 +46,10 @@ class Lab:
         choices: int = 1,
         tenant: Tenant = EVERYBODY,
         timeout_s: float = 0.0,
+        biases: int = 0,
     ) -> asyncio.Task[None]:
-        return asyncio.create_task(self._request(whose, calls, choices, tenant, timeout_s))
+        work = self._request(whose, calls, choices, tenant, timeout_s, biases)
+        return asyncio.create_task(work)
 
     async def rest(self) -> None:
         """Let all begin that can."""
@@ -243,3 +245,21 @@ async def test_a_thousand_calls_that_come_together_give_others_their_turn() -> N
         before = now
     assert max(began) <= CALLS_AT_ONCE
     await lab.finish(*many)
+
+
+async def test_biases_of_several_requests_have_a_limit_together() -> None:
+    """One request alone may have more, and few of each are not counted."""
+    lab = Lab(slots=16)
+    alone = lab.request("alone", calls=3, biases=MAX_BIASES)
+    await lab.rest()
+    few = [lab.request(f"few {number}", biases=FEW_BIASES) for number in range(20)]
+    with pytest.raises(OverloadedError, match="logit_bias"):
+        await lab.request("further", biases=FEW_BIASES + 1)
+    assert "further" not in lab.begun
+    for computed in lab.computed["alone"]:
+        computed()  # whether it is read or not
+    later = lab.request("later", biases=MAX_BIASES)
+    await lab.rest()
+    assert lab.begun["later"] == 1
+    await lab.finish(alone, *few, later)
+    await lab.finish(lab.request("again", biases=MAX_BIASES))

@@ -12,6 +12,7 @@ from frontend.request.answer_limits import (
     MAX_OF_ONE,
     MAX_REPEATED,
     MEDIUM_AS_TOKENS,
+    biases_of,
     check_choices,
     check_logprobs,
 )
@@ -112,3 +113,9 @@ def test_all_of_a_vocabulary_are_as_many_as_it_has() -> None:
     check_logprobs(whole, 100, 1000)
     with pytest.raises(RequestRejectedError, match=f"more than {MAX_LOGPROBS} log probabilities"):
         check_logprobs(whole, 3, LARGE)
+
+
+def test_what_samplers_read_again_counts_for_each_choice() -> None:
+    bias = dict.fromkeys(range(7), 1.0)
+    assert biases_of(SamplingParams(n=3, logit_bias=bias, stop_token_ids=[1, 2])) == 21
+    assert biases_of(SamplingParams(stop_token_ids=[1, 2, 2], min_tokens=1)) == 2
