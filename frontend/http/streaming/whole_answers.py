@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from operator import itemgetter
 from typing import Any, Final, TypeAlias
 
 from vllm.logprobs import FlatLogprobs, Logprob
@@ -37,7 +38,7 @@ GIL from the event loop."""
 
 
 class DeferredParts:
-    """The parts of an answer that are not built yet, in its order.
+    """The parts of an answer that are not built yet.
 
     Attributes:
         whole: whether vLLM builds a whole answer next, of which parts may be deferred.
@@ -56,15 +57,16 @@ class DeferredParts:
         self._parts.append((written(stand_in), pieces))
 
     def spliced(self, answer: bytes) -> Pieces:
-        """Yield an answer with each part in its place."""
+        """Yield an answer with each part in its place, in whichever order they were added."""
         parts, self._parts = self._parts, []
-        for place, pieces in parts:
-            before, found, rest = answer.partition(place)
-            if found:  # or vLLM answers with an error instead
-                yield before
+        places = ((answer.find(place), place, pieces) for place, pieces in parts)
+        end = 0
+        for start, place, pieces in sorted(places, key=itemgetter(0)):
+            if start >= 0:  # or vLLM answers with an error instead
+                yield answer[end:start]
                 yield from pieces
-                answer = rest
-        yield answer
+                end = start + len(place)
+        yield answer[end:]
 
     def __bool__(self) -> bool:
         return bool(self._parts)

@@ -227,6 +227,14 @@ def test_an_error_in_the_place_of_an_answer_is_sent_as_it_is() -> None:
     assert not parts
 
 
+def test_parts_are_added_in_any_order() -> None:
+    """Those of all choices come before those of prompts, which an answer may have first."""
+    parts = DeferredParts()
+    for place, piece in (("second", b"2"), ("never", b"3"), ("first", b"1")):
+        parts.add(place, iter([piece]))
+    assert b"".join(parts.spliced(b'{"a":"first","b":"second"}')) == b'{"a":1,"b":2}'
+
+
 async def events_of(kind: type) -> tuple[list[Any], Any]:
     """What a client gets of a stream of vLLM's Responses route, and what vLLM kept of it."""
     request = ResponsesRequest(
