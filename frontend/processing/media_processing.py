@@ -40,6 +40,7 @@ from frontend.processing.prompt_media import (
     check_uuids,
     listed,
     media_apart,
+    with_shown,
 )
 from frontend.processing.renderer_processing import RendererProcessing
 from frontend.processing.store import ProcessedStore
@@ -155,6 +156,7 @@ class MediaProcessing:
         self, prompt: list[int], mm_data: MediaData, mm_uuids: Uuids, options: MediaOptions
     ) -> Any:
         check_uuids(mm_uuids)
+        mm_data = with_shown(mm_data, mm_uuids)
         partition = current_partition()
         namespace = Namespace(current_context().tenant, partition, options)
         named = await self._named.find(mm_data, mm_uuids, namespace)

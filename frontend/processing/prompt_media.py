@@ -64,6 +64,23 @@ def listed(media: Any) -> list[Any]:
     return media if isinstance(media, list) else []
 
 
+def with_shown(mm_data: MediaData, mm_uuids: Uuids) -> MediaData:
+    """Return a prompt's media, where an earlier one of a name replaces one that is only named."""
+    made = dict(mm_data)
+    for modality, media in mm_data.items():
+        shown: dict[str, Any] = {}
+        uuids = mm_uuids.get(modality) or []
+        for index, (medium, uuid) in enumerate(zip(listed(media), uuids, strict=False)):
+            if uuid is None:
+                continue
+            if medium is not None:
+                shown[uuid] = medium
+            elif uuid in shown:
+                made[modality] = [*made[modality]]
+                made[modality][index] = shown[uuid]
+    return made
+
+
 def media_apart(
     mm_data: MediaData, named: ByPlace, options: MediaOptions
 ) -> list[Shown | Kept] | None:

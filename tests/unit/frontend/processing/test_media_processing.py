@@ -622,6 +622,21 @@ async def test_what_comes_under_a_known_name_is_looked_at(
         assert torch.equal(made_of(await setting.show(None, uuids=["logo"])), expected[name])
 
 
+@SHOWN
+async def test_a_name_stands_for_what_the_same_request_has_shown_under_it(
+    setting: Setting, shown: Callable[[str], Any]
+) -> None:
+    """And not for what an earlier request has."""
+    await setting.show(shown("a"), uuids=["logo"])
+    for name in "bc":
+        expected = (await setting.show(shown(name)))["mm_hashes"]["image"]
+        made = await setting.show(None, shown(name), None, uuids=["logo", "logo", "logo"])
+        assert made["mm_hashes"]["image"][1:] == expected * 2
+        again = await setting.show(None, uuids=["logo"])
+        assert again["mm_hashes"]["image"] == expected
+    await setting.show(shown("a"), None, uuids=["new", "new"])
+
+
 async def test_a_medium_is_shown_or_named(setting: Setting) -> None:
     for shown, uuids in (
         ((None,), None),
