@@ -111,6 +111,7 @@ class _Film:
         self._frames: Iterator[av.VideoFrame] = iter(())
         self._index = -1  # of the decoded frame
         self._frame: av.VideoFrame | None = None
+        self._size = {"width": 0, "height": 0}
         self._converter = VideoReformatter()
         self._tables: set[tuple[object, ...]] = set()
 
@@ -124,8 +125,8 @@ class _Film:
         return frame is not None and not frame.interlaced_frame and not _mapping(frame)
 
     def picture(self, index: int) -> Frame | None:
-        """Return a frame in BGR, upright, as OpenCV does; None if it can't be decoded. Raises
-        ValueError if its colours can't be converted."""
+        """Return a frame in BGR, upright, in the film's size, as OpenCV does; None if it can't be
+        decoded. Raises ValueError if its colours can't be converted."""
         frame = self._decoded(index)
         if frame is None:
             return None
@@ -133,7 +134,7 @@ class _Film:
         with self._converter_for(frame) if mapping else nullcontext(self._converter) as converter:
             try:
                 converted = converter.reformat(
-                    frame, format="bgr24", interpolation="BICUBIC", **mapping
+                    frame, format="bgr24", interpolation="BICUBIC", **self._size, **mapping
                 )
             except (OSError, ValueError) as error:
                 message = _UNCONVERTIBLE.format(frame.colorspace, frame.color_trc)
@@ -147,7 +148,7 @@ class _Film:
         told: Any = frame.side_data
         colours = (
             *(frame.width, frame.height, frame.format.name, frame.colorspace, frame.color_range),
-            *(frame.color_trc, frame.color_primaries),
+            *(frame.color_trc, frame.color_primaries, *self._size.values()),
             bytes(told[_SCREEN]) if _SCREEN in told else b"",
         )
         self._tables.add(colours)
@@ -157,11 +158,25 @@ class _Film:
 
     def _decoded(self, index: int) -> av.VideoFrame | None:
         if index < self._index or self._index < 0:
-            self._frames, self._index = _frames(self._data), -1
+            self._frames, self._index = self._decode(), -1
         while self._index < index:
             self._frame = next(self._frames, None)
             self._index += 1
         return self._frame
+
+    def _decode(self) -> Iterator[av.VideoFrame]:
+        """Yield the frames of the first video stream, without those that are damaged."""
+        with av.open(BytesIO(self._data), "r") as container:
+            pictures = container.streams.video[0]
+            # Later the codec's, which may change.
+            self._size = {"width": pictures.width, "height": pictures.height}
+            if pictures.width * pictures.height <= _4K:
+                pictures.thread_type, pictures.codec_context.thread_count = "AUTO", 4
+            for packet in container.demux(pictures):
+                decoded: list[Any] = []
+                with suppress(av.error.FFmpegError):
+                    decoded = pictures.decode(packet)
+                yield from decoded
 
 
 def _mapping(frame: av.VideoFrame) -> dict[str, int]:
@@ -185,16 +200,3 @@ def _kept_converter(colours: tuple[object, ...]) -> Iterator[VideoReformatter]:
     with _keeping:
         _kept.append((colours, converter))
         del _kept[:-_MAX_KEPT]
-
-
-def _frames(data: bytes) -> Iterator[av.VideoFrame]:
-    """Yield the frames of a film's first video stream, without those that are damaged."""
-    with av.open(BytesIO(data), "r") as container:
-        pictures = container.streams.video[0]
-        if pictures.width * pictures.height <= _4K:
-            pictures.thread_type, pictures.codec_context.thread_count = "AUTO", 4
-        for packet in container.demux(pictures):
-            decoded: list[Any] = []
-            with suppress(av.error.FFmpegError):
-                decoded = pictures.decode(packet)
-            yield from decoded

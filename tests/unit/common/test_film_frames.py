@@ -1,6 +1,7 @@
 """Frames of films whose colours OpenCV does not convert."""
 
 import io
+from fractions import Fraction
 
 import av
 import cv2
@@ -134,3 +135,22 @@ def changing_screens() -> bytes:
     told = ":mastering-display=G(13250,34500)B(7500,3000)R(34000,16000)WP(15635,16450)L({},1)"
     parts = [HDR + told.format(luminance * 10_000_000) for luminance in range(1, FRAMES)]
     return b"".join(film("libx264", "mpegts", **{"x264-params": each}) for each in parts)
+
+
+def test_a_still_frame_of_another_size_is_scaled() -> None:
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="avi") as file:
+        stream = file.add_stream("mjpeg", rate=4)
+        assert isinstance(stream, av.VideoStream)
+        stream.height, stream.width, stream.pix_fmt = 48, 64, "yuvj420p"
+        for n, scale in enumerate((1, 1, 2, 2)):
+            codec = av.CodecContext.create("mjpeg", "w")
+            codec.height, codec.width, codec.pix_fmt = 48 * scale, 64 * scale, "yuvj420p"
+            codec.time_base = Fraction(1, 4)
+            grey = np.full((codec.height, codec.width, 3), 99, np.uint8)
+            (packet,) = codec.encode(av.VideoFrame.from_ndarray(grey, format="rgb24"))
+            packet.stream, packet.pts, packet.dts = stream, n, n
+            file.mux(packet)
+    frames = seen(buffer.getvalue())
+    assert frames.shape == (4, 48, 64, 3)
+    assert np.abs(frames.astype(int) - 99).max() < 4
