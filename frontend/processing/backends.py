@@ -3,10 +3,11 @@
 import asyncio
 import logging
 import queue
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from functools import cache, partial
+from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
 
 from vllm.multimodal.media import MediaIO
@@ -237,6 +238,10 @@ engine would get a prompt before the last picture is processed. With one alone, 
 idle until the event loop sends the next."""
 
 
+_PARALLEL_NUMBA: Final = "vllm.transformers_utils.processors.kimi_k25_vision_fused"
+"""Kimi's processors run it; numba aborts the process where two threads are in it."""
+
+
 class _Lane:
     """A thread with a processor of its own, and the batches that wait for it."""
 
@@ -269,11 +274,16 @@ class OwnBackend:
         long_thread: Executor,
         hf_runs: HfProcessorRuns,
     ) -> None:
-        """``long_thread`` is one thread; its processor is made with its first medium."""
+        """``long_thread`` is one thread. Takes seconds: copying a tokenizer of 151,000 tokens holds
+        the GIL for two, so it is not left to the first film.
+        """
         self._store = store
         self._decode = decode
         self._short = _Lane(renderer._mm_executor, renderer.get_mm_processor)
-        self._long = _Lane(long_thread, cache(partial(second_processor, renderer, hf_runs)))
+        self._long = self._short
+        if _PARALLEL_NUMBA not in sys.modules:
+            second = second_processor(renderer, hf_runs)
+            self._long = _Lane(long_thread, lambda: second)
 
     async def run(self, batch: Batch, abandoned: Callable[[], bool]) -> list[Processed]:
         decoded = await asyncio.gather(

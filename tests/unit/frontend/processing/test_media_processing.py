@@ -4,10 +4,12 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
+import sys
 import threading
 from argparse import Namespace
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -756,3 +758,17 @@ async def test_a_worker_that_processes_a_salted_medium_gets_the_same_hash(
         assert processed == mm_hash
         assert same(item, shown["mm_kwargs"]["image"][0])
         assert runs.total == min(count, 3)  # its cache is apart too
+
+
+async def test_a_film_makes_no_processor(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(backends, "second_processor")
+    monkeypatch.setattr(backends, "is_long", lambda *_: True)
+    assert await setting.show(image("long"))
+
+
+def test_processors_that_run_parallel_numba_have_one_thread(
+    our_renderer: BaseRenderer, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, backends._PARALLEL_NUMBA, ModuleType("numba"))
+    backend = Setting(our_renderer, arena).backend._inner
+    assert backend._long is backend._short
