@@ -766,7 +766,7 @@ async def test_a_film_makes_no_processor(setting: Setting, monkeypatch: pytest.M
     assert await setting.show(image("long"))
 
 
-def test_processors_that_run_parallel_numba_have_one_thread(
+async def test_processors_that_run_parallel_numba_have_one_thread(
     our_renderer: BaseRenderer, arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, backends._PARALLEL_NUMBA, ModuleType("numba"))
