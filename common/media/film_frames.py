@@ -10,13 +10,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from io import BytesIO
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import av
 import cv2
 import numpy as np
 import numpy.typing as npt
-from av.video.reformatter import VideoReformatter
+
+if TYPE_CHECKING:
+    from av.video.reformatter import VideoReformatter
 
 Frame = npt.NDArray[np.uint8]
 
@@ -37,7 +39,7 @@ _MAX_TABLES: Final = 2
 _MAX_KEPT: Final = 8
 """Tables kept for later films of the same size and colours, of 7 MB each."""
 
-_kept: Final[list[tuple[tuple[object, ...], VideoReformatter]]] = []
+_kept: "Final[list[tuple[tuple[object, ...], VideoReformatter]]]" = []
 _keeping: Final = threading.Lock()
 
 _STEP: Final = 8
@@ -112,7 +114,7 @@ class _Film:
         self._index = -1  # of the decoded frame
         self._frame: av.VideoFrame | None = None
         self._size = {"width": 0, "height": 0}
-        self._converter = VideoReformatter()
+        self._converter = av.video.reformatter.VideoReformatter()
         self._tables: set[tuple[object, ...]] = set()
 
     def maps_colours(self) -> bool:
@@ -143,7 +145,7 @@ class _Film:
         turns, skew = divmod(frame.rotation, 90)
         return picture if skew else np.ascontiguousarray(np.rot90(picture, turns))
 
-    def _converter_for(self, frame: av.VideoFrame) -> AbstractContextManager[VideoReformatter]:
+    def _converter_for(self, frame: av.VideoFrame) -> "AbstractContextManager[VideoReformatter]":
         """Lend a converter with a table. Raises ValueError: the film needs too many."""
         told: Any = frame.side_data
         colours = (
@@ -191,11 +193,13 @@ def _mapping(frame: av.VideoFrame) -> dict[str, int]:
 
 
 @contextmanager
-def _kept_converter(colours: tuple[object, ...]) -> Iterator[VideoReformatter]:
+def _kept_converter(colours: tuple[object, ...]) -> "Iterator[VideoReformatter]":
     """Lend a converter, one that has made the table for these colours if there is one."""
     with _keeping:
         index = next((index for index, each in enumerate(_kept) if each[0] == colours), None)
-        converter = VideoReformatter() if index is None else _kept.pop(index)[1]
+        converter = (
+            av.video.reformatter.VideoReformatter() if index is None else _kept.pop(index)[1]
+        )
     yield converter
     with _keeping:
         _kept.append((colours, converter))

@@ -19,5 +19,9 @@ class AudioFrame:
     pass
 
 
+class VideoFrame:
+    pass
+
+
 class AudioResampler:
     __init__ = open

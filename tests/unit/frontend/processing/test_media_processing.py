@@ -770,5 +770,7 @@ async def test_processors_that_run_parallel_numba_have_one_thread(
     our_renderer: BaseRenderer, arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, backends._PARALLEL_NUMBA, ModuleType("numba"))
-    backend = Setting(our_renderer, arena).backend._inner
+    setting = Setting(our_renderer, arena)
+    backend = setting.backend._inner
     assert backend._long is backend._short
+    await setting.loader.close()
