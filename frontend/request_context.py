@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from ipaddress import IPv6Address
 from typing import Final, NewType, TypeVar
 
 from common.errors import SaltLostError
@@ -47,6 +48,17 @@ class RequestContext:
     defers: bool | None = None
     failed: bool = False
     _parts: dict[type, object] = field(default_factory=dict)
+
+    @property
+    def client(self) -> str:
+        """The API key's tenant; without keys the host, or an IPv6 host's network."""
+        if self.tenant:
+            return self.tenant
+        try:
+            address = IPv6Address(self.peer)
+        except ValueError:  # of IPv4, or none
+            return self.peer
+        return str(address.ipv4_mapped or IPv6Address(int(address) >> 64 << 64))
 
     def put(self, part: object) -> None:
         """Keep an object that belongs to the request, replacing one of its type."""

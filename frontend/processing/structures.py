@@ -8,7 +8,6 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
-from ipaddress import IPv6Address
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -152,7 +151,7 @@ class StructureTrials:
         """Try a structure, unless a request that this one waited for did: a batch's prompts share
         one trial.
         """
-        lock = self._of_clients.setdefault(_client(), asyncio.Lock())
+        lock = self._of_clients.setdefault(current_context().client, asyncio.Lock())
         try:
             async with asyncio.timeout(WAIT_S):
                 await lock.acquire()
@@ -195,18 +194,6 @@ def _check_masks(choices: int, slowest_s: float) -> None:
             "the structure of the answer takes too long for each token of so many choices or "
             "prompts: ask for fewer with `n`, or send several requests"
         )
-
-
-def _client() -> str:
-    """Return the API key's tenant; without keys the host, or an IPv6 host's network."""
-    context = current_context()
-    if context.tenant:
-        return context.tenant
-    try:
-        address = IPv6Address(context.peer)
-    except ValueError:  # of IPv4, or none
-        return context.peer
-    return str(address.ipv4_mapped or IPv6Address(int(address) >> 64 << 64))
 
 
 def leave_structures_to_trials() -> None:

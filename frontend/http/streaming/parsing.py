@@ -17,6 +17,7 @@ from collections.abc import (
 )
 from functools import partial
 from typing import Any, Final, TypeVar
+from weakref import WeakValueDictionary
 
 from fastapi import FastAPI
 from vllm.entrypoints.generate.base.protocol import DeltaMessage
@@ -51,11 +52,15 @@ BOUNDS: Final = Bounds(cpu_s=2, memory_bytes=256 << 20, alarm_s=20)
 """For one text. 200 KB of honest tool calls take 0.3 s."""
 
 FEW: Final = 3
-"""Long outputs that a stream may have, plus one in a hundred: a garbage collection is as long."""
+"""Times :data:`LONG_S` that long outputs of a stream may take in all, plus one for each 50 outputs:
+a garbage collection is as long. Three outputs of 200 tokens each took inkling's parser 5 s."""
 
 THREADS: Final = WatchedThreads("answers", 2, limit_s=float("inf"))
 """Parse whole answers. None is replaced: the length of the answer bounds the work."""
 
+_turns: Final[WeakValueDictionary[str, asyncio.Lock]] = WeakValueDictionary()
+"""One thread at a time per client: two requests of 16 choices, 4 KB each, kept granite's parser
+from another client's answer for 111 s."""
 
 DERENDERED_S: Final = 2.0
 """CPU seconds that parsers may take for one request to derender. vLLM parses all outputs of a
@@ -85,11 +90,11 @@ class _Timed(Parser):
     """A parser that measures itself, and ends a stream that takes too long."""
 
     _outputs = 0
-    _long = 0
+    _long_s = 0.0
 
     def parse_delta(self, *args: Any, **options: Any) -> DeltaMessage | None:
         """Raise VLLMError if the outputs before took too long."""
-        if self._long > FEW + self._outputs // 100:
+        if self._long_s > LONG_S * (FEW + self._outputs // 50):
             raise _too_long()
         begun = time.thread_time()
         try:
@@ -97,7 +102,8 @@ class _Timed(Parser):
         finally:
             took = time.thread_time() - begun
             self._outputs += 1
-            self._long += took > LONG_S
+            if took > LONG_S:
+                self._long_s += took
             if (spent := current_context().find(ParsingTime)) is not None:
                 spent.seconds += took
 
@@ -175,9 +181,17 @@ async def aside(
     parsing: Coroutine[Any, Any, T], run: Callable[[Coroutine[Any, Any, T]], T] = finished
 ) -> T:
     """Run a coroutine in a thread; the default ``run`` takes only ones that never suspend."""
-    context = contextvars.copy_context()
+    return await _in_turn(partial(contextvars.copy_context().run, run, parsing))
+
+
+async def _in_turn(work: Callable[[], T]) -> T:
+    """Run a function in a thread. Its client's next one starts after it, even if it is given up."""
+    turn = _turns.setdefault(current_context().client, asyncio.Lock())
+    await turn.acquire()
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(THREADS, context.run, run, parsing)
+    running = THREADS.submit(work)
+    running.add_done_callback(lambda _: loop.call_soon_threadsafe(turn.release))
+    return await asyncio.wrap_future(running)
 
 
 async def these(*outputs: T) -> AsyncGenerator[T]:
@@ -250,8 +264,7 @@ def derender_aside(app: FastAPI) -> None:
 async def _derender(parses: bool, work: Callable[..., T], *args: Any, **options: Any) -> T:
     make = partial(work, *args, **options)
     tokens = sum(map(_tokens_of, args)) if parses else 0
-    run = partial(contextvars.copy_context().run, _derendered, make, tokens)
-    return await asyncio.get_running_loop().run_in_executor(THREADS, run)
+    return await _in_turn(partial(contextvars.copy_context().run, _derendered, make, tokens))
 
 
 def _derendered(make: Callable[[], T], tokens: int) -> T:

@@ -114,10 +114,21 @@ def parse(parser: Any, outputs: int) -> None:
 
 
 def test_a_stream_that_takes_ever_longer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = itertools.count(step=2 * LONG_S)
+    now = itertools.count(step=1.1 * LONG_S)
     monkeypatch.setattr(parsing, "time", SimpleNamespace(thread_time=lambda: next(now)))
     parser: Any = timed(Slow)()
-    parse(parser, FEW + 1)
+    parse(parser, FEW)
+    with pytest.raises(VLLMValidationError, match="takes too long to be parsed"):
+        parse(parser, 1)
+
+
+def test_a_stream_that_takes_very_long_at_once_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = itertools.count(step=(FEW + 1) * LONG_S)
+    monkeypatch.setattr(parsing, "time", SimpleNamespace(thread_time=lambda: next(now)))
+    parser: Any = timed(Slow)()
+    parse(parser, 1)
     with pytest.raises(VLLMValidationError, match="takes too long to be parsed"):
         parse(parser, 1)
 
@@ -264,6 +275,29 @@ async def test_an_answer_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(OpenAIServingChat, "chat_completion_full_generator", wrong)
     with pytest.raises(ValueError, match="odd"):
         await chats(Chats, these(1))
+
+
+async def test_a_client_keeps_one_thread_at_a_time() -> None:
+    """Not even by giving up what it has begun."""
+    ends, begun = threading.Event(), list[str]()
+
+    async def parse(name: str, ended: threading.Event = ends) -> str:
+        begun.append(name)
+        ended.wait(TIMEOUT_S)
+        return name
+
+    def ask(client: str, *args: Any) -> "asyncio.Task[str]":
+        request_context.begin().peer = client
+        return asyncio.create_task(aside(parse(*args)))
+
+    given_up, behind = ask("2001:db8::1", "first"), ask("2001:db8::2", "second")
+    at_once = threading.Event()
+    at_once.set()
+    assert await ask("192.0.2.1", "of another", at_once) == "of another"
+    given_up.cancel()
+    assert await ask("192.0.2.1", "of another again", at_once) and "second" not in begun
+    ends.set()
+    assert await behind == "second"
 
 
 class Derenderer:
