@@ -46,7 +46,7 @@ from vllm.multimodal.video_decoders import torchcodec
 from common.media.avif_size import avif_pixels
 from common.media.container_tables import fault_of
 from common.media.film_frames import VerifiedCapture
-from common.media.formats import AVIF, FFMPEG_FORMATS, IMAGE_FORMATS
+from common.media.formats import AVIF, FFMPEG_FORMATS, IMAGE_FORMATS, check_codecs
 from common.media.picture_strips import LARGE, is_large, strips
 from common.media.resampling import thrifty_resampler
 from common.media.tensor_files import load as load_tensor
@@ -416,6 +416,7 @@ class _Opened:
         return getattr(self._container, name)
 
     def decode(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        check_codecs(self._container.streams.get(*args, **kwargs))
         packer = av.AudioResampler(format="flt")
         for frame in self._container.decode(*args, **kwargs):
             if not isinstance(frame, av.AudioFrame):

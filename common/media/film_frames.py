@@ -17,6 +17,8 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
+from common.media.formats import check_codecs
+
 if TYPE_CHECKING:
     from av.video.reformatter import VideoReformatter
 
@@ -167,8 +169,10 @@ class _Film:
         return self._frame
 
     def _decode(self) -> Iterator[av.VideoFrame]:
-        """Yield the frames of the first video stream, without those that are damaged."""
+        """Yield the frames of the first video stream, without those that are damaged. Raises
+        ValueError: its codec is not read."""
         with av.open(BytesIO(self._data), "r") as container:
+            check_codecs(container.streams.video)
             pictures = container.streams.video[0]
             # Later the codec's, which may change.
             self._size = {"width": pictures.width, "height": pictures.height}

@@ -6,7 +6,7 @@ self-contained. Error messages name the others.
 """
 
 import re
-from typing import Final
+from typing import Any, Final
 
 from PIL import features
 
@@ -59,6 +59,29 @@ FFMPEG_FORMATS: Final = (
 )
 """FFmpeg's names of the containers that it may open. WebM is its ``matroska``; MP4, M4A and
 3GP are its ``mov``."""
+
+_CODECS: Final = {
+    "aac", "aac_latm", "ac3", "adpcm_g722", "adpcm_g726", "adpcm_ima_qt", "adpcm_ima_wav",
+    "adpcm_ms", "adpcm_swf", "adpcm_yamaha", "alac", "amr_nb", "amr_wb", "av1", "cinepak", "dnxhd",
+    "dts", "dvvideo", "eac3", "ffv1", "ffvhuff", "flac", "flv1", "gif", "gsm", "gsm_ms", "h261",
+    "h263", "h263p", "h264", "hevc", "huffyuv", "magicyuv", "mjpeg", "mlp", "mp1", "mp2", "mp3",
+    "mpeg1video", "mpeg2video", "mpeg4", "msmpeg4v1", "msmpeg4v2", "msmpeg4v3", "msvideo1",
+    "nellymoser", "opus", "png", "prores", "qtrle", "rawvideo", "s302m", "speex", "svq1", "svq3",
+    "theora", "truehd", "tta", "utvideo", "v210", "vc1", "vorbis", "vp3", "vp6", "vp6a", "vp6f",
+    "vp8", "vp9", "wavpack", "wmalossless", "wmapro", "wmav1", "wmav2", "wmavoice", "wmv1", "wmv2",
+    "wmv3",
+}  # fmt: skip
+"""FFmpeg's names of the codecs that it may decode, and those of PCM. FFmpeg has 400 more, and of
+damaged data some show uninitialized memory: Flash Screen Video and CineForm did."""
+
+
+def check_codecs(streams: Any) -> None:
+    """Raise ValueError if streams of PyAV have another codec."""
+    for stream in streams:
+        name = stream.codec_context and stream.codec_context.codec.canonical_name
+        if name not in _CODECS and not str(name).startswith("pcm_"):
+            raise ValueError(f"Its codec ({name}) is not read: send H.264, VP9, AAC or FLAC")
+
 
 _LEADING: Final = (
     b"\x1a\x45\xdf\xa3",  # Matroska, WebM

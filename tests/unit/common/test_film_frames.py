@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 import pytest
-from vllm.multimodal.media import ImageMediaIO, VideoMediaIO
+from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, VideoMediaIO
 
 from common.media import film_frames
 from common.media.decoder_guard import guard_decoders
@@ -38,7 +38,7 @@ def film(codec: str, container: str = "mp4", **options: str) -> bytes:
         stream = file.add_stream(codec, rate=4, options=options)
         assert isinstance(stream, av.VideoStream)
         stream.height, stream.width = shown().shape[1:3]
-        stream.pix_fmt = "yuv420p"
+        stream.pix_fmt = "bgr24" if codec == "flashsv" else "yuv420p"
         for frame in shown():
             file.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         file.mux(stream.encode())
@@ -90,6 +90,26 @@ class Stale:
 
     def __init__(self, first: Frames) -> None:
         self.first = first
+
+
+def test_codecs_that_show_uninitialized_memory_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"Its codec \(flashsv\) is not read: send H.264"):
+        seen(film("flashsv", "flv"))
+    with pytest.raises(ValueError, match=r"Its codec \(ra_144\) is not read"):
+        AudioMediaIO().load_bytes(sound_of("ra_144", 8_000))
+
+
+def sound_of(codec: str, rate: int) -> bytes:
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="matroska") as file:
+        stream = file.add_stream(codec, rate=rate, layout="mono")
+        assert isinstance(stream, av.AudioStream)
+        for _ in range(50):
+            frame = av.AudioFrame.from_ndarray(np.zeros((1, 160), np.int16), "s16", "mono")
+            frame.sample_rate = rate
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode())
+    return buffer.getvalue()
 
 
 def test_a_frame_that_is_not_converted_is_not_the_previous_one() -> None:
