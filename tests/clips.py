@@ -36,8 +36,10 @@ def floats(samples: npt.NDArray[np.float32]) -> bytes:
     return buffer.getvalue()
 
 
-def film(name: str, seconds: int = 2, *, audible: bool = False) -> bytes:
-    """An MP4 file of coloured squares that no other name gives, with a chord if audible."""
+def film(name: str, seconds: int = 2, *, audible: bool = False, heard: str = "") -> bytes:
+    """An MP4 file of coloured squares that no other name gives, with a chord if audible: its own or
+    that of ``heard``.
+    """
     random = random_of(name)
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as file:
@@ -51,7 +53,7 @@ def film(name: str, seconds: int = 2, *, audible: bool = False) -> bytes:
             file.mux(pictures.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         file.mux(pictures.encode())
         if chord is not None:
-            for piece in _pieces(_chord(name, seconds)):
+            for piece in _pieces(_chord(heard or name, seconds)):
                 file.mux(chord.encode(piece))
             file.mux(chord.encode())
     return buffer.getvalue()

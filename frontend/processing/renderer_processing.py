@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, Final
 
 from vllm.multimodal.cache.base import (
@@ -42,6 +43,8 @@ class _AtHand(threading.local):
 
     def __init__(self) -> None:
         self.items: dict[MmHash, Processed] = {}
+        self.alone = False
+        """Whether nothing else that is kept counts."""
 
 
 class StoreCache(BaseMultiModalProcessorCache):
@@ -64,16 +67,25 @@ class StoreCache(BaseMultiModalProcessorCache):
         is evicted before use. ``at_hand`` items need no processing.
         """
         self._at_hand.items = {each.mm_hash: each for each in at_hand}
+        self._at_hand.alone = False
         try:
             yield
         finally:
             self._at_hand.items = {}
 
+    def keep_together(self, mm_hashes: Iterable[MmHash]) -> None:
+        """Process all these media anew unless all are kept: vLLM can't process a film without its
+        sound, which may be kept with other pictures.
+        """
+        given = dict(self._at_hand.items)
+        if not all(map(self.is_cached_item, mm_hashes)):
+            self._at_hand.items, self._at_hand.alone = given, True
+
     def is_cached_item(self, mm_hash: str) -> bool:
         name = MmHash(mm_hash)
         self._total += 1
         if name not in self._at_hand.items:
-            kept = self._store.get(name)
+            kept = None if self._at_hand.alone else self._store.get(name)
             if kept is None:
                 return False
             self._at_hand.items[name] = kept
@@ -200,7 +212,7 @@ class RendererProcessing:
             # Never by names. vLLM also has its own: it numbers media that it need not recognize,
             # but workers know the media of many frontends.
             found = by_content(dataclasses.replace(inputs, mm_uuid_items=None))
-            return {
+            names = {
                 modality: [
                     named[modality, index].mm_hash
                     if (modality, index) in named
@@ -209,6 +221,9 @@ class RendererProcessing:
                 ]
                 for modality, mm_hashes in found.items()
             }
+            if options.mm_processor_kwargs.get("use_audio_in_video"):
+                self._cache.keep_together(chain(*names.values()))
+            return names
 
         with (
             self._hashed_by(hashes),

@@ -289,6 +289,15 @@ def test_a_film_with_its_sound_is_shown(lab: FamilyLab) -> None:
     assert odd.ask(lab.router, film, **WITH_SOUND).status_code == 200
 
 
+@of((OMNI, "shm"))
+def test_films_of_the_same_sound(lab: FamilyLab) -> None:
+    """The second was a 400: its sound was kept, and vLLM processes no film without one."""
+    one, other = (film(name, audible=True, heard="same") for name in ("one", "other"))
+    for data in (one, other, one):
+        shown = {"type": "video_url", "video_url": {"url": data_url("video/mp4", data)}}
+        assert odd.ask(lab.router, shown, **WITH_SOUND).status_code == 200
+
+
 @of((IDEFICS, "shm"))
 def test_a_medium_that_it_does_not_take(lab: FamilyLab) -> None:
     for part in (lab.heard("not taken"), lab.seen("not taken")):
