@@ -187,7 +187,9 @@ class ProcessPool:
             raise ProcessingFailedError(str(error)) from error
 
 
-def _start(order: StartUp, count: int, forks: Forks) -> list[ChildProcess]:
+def _start(
+    order: StartUp, count: int, forks: Forks, attempts: int = ATTEMPTS
+) -> list[ChildProcess]:
     """Return ready processes. Raises ConfigurationError if they don't start."""
     processes: list[ChildProcess] = []
     try:
@@ -197,10 +199,14 @@ def _start(order: StartUp, count: int, forks: Forks) -> list[ChildProcess]:
             for ready in [threads.submit(each.wait_until_ready) for each in processes]:
                 ready.result()
     except ProcessLostError as error:
-        forks.refuse()
+        if attempts == 1:
+            forks.refuse()
         for each in processes:
             each.end()
             each.close()
+        if attempts > 1:  # the kernel may have killed one for memory
+            logger.warning("%s: starting all again", error)
+            return _start(order, count, forks, attempts - 1)
         forks.close()
         raise ConfigurationError(f"{error}: see its messages above") from error
     return processes

@@ -22,7 +22,7 @@ from frontend.processing import child_process, forks
 from frontend.processing.backends import ProcessPool
 from frontend.processing.batch import Batch
 from frontend.processing.child_messages import StartUp
-from frontend.processing.child_process import Deadline
+from frontend.processing.child_process import ChildProcess, Deadline
 from frontend.processing.errors import ProcessingFailedError
 from frontend.processing.store import PrivateStore
 from tests.e2e.processes import Process
@@ -195,6 +195,25 @@ def test_a_process_that_never_gets_ready(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(ConfigurationError, match=r"did not start within 0.2 s"):
         Pool()
     assert descendants() == before
+
+
+def test_a_process_that_is_killed_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model was refused for 300 s."""
+    wait = ChildProcess.wait_until_ready
+    killed: list[int] = []
+
+    def kill_the_first(process: ChildProcess) -> None:
+        if not killed:
+            killed.append(process.pid)
+            os.kill(process.pid, signal.SIGKILL)
+        wait(process)
+
+    monkeypatch.setattr(ChildProcess, "wait_until_ready", kill_the_first)
+    monkeypatch.setattr(forks, "MODULE", STAND_IN)
+    one = Pool()
+    assert one.does(Told())
+    assert killed != [one.pid]
+    one.pool.close()
 
 
 def test_a_fork_server_that_never_gets_ready(monkeypatch: pytest.MonkeyPatch) -> None:
