@@ -47,7 +47,7 @@ def make_door(
         # Read no body and take no slot while no app can answer.
         gate,
         # Scrapes take no slot and create no span.
-        *([] if siblings is None else [MergedMetrics(siblings)]),
+        MergedMetrics(siblings),
         # The span includes the time to receive the body and the wait for a slot.
         trace,
         # Read the body and take a slot.

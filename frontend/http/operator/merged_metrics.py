@@ -7,8 +7,9 @@ gauges of one process are useful too, and scrapers know counters that restart wi
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPMethod
+from typing import Final
 
 from fastapi import APIRouter
 from prometheus_client import REGISTRY, generate_latest
@@ -24,22 +25,55 @@ logger = logging.getLogger(__name__)
 
 TOPIC = "metrics"
 
+PAUSE_S: Final = 0.05
+"""Seconds from one page to the next, for those who ask meanwhile."""
+
+
+class SharedPage:
+    """A page that is made once for all who wait for it, and is no older than any of them.
+
+    ``/metrics`` takes 10 ms, and nobody needs a key. vLLM's route makes it in 40 threads, and the
+    event loop waits for their lock: 300 connections kept chats waiting for as long as they asked.
+    """
+
+    def __init__(self, make: Callable[[], Awaitable[bytes]]) -> None:
+        self._make = make
+        self._turn = asyncio.Lock()
+        self._page = b""
+        self._begun = self._made = 0  # pages, counted from 1
+
+    async def read(self) -> Response:
+        before = self._begun
+        async with self._turn:
+            if self._made <= before:
+                await asyncio.sleep(PAUSE_S)
+                self._begun = number = self._begun + 1
+                self._page, self._made = await self._make(), number
+            return Response(self._page, media_type=TEXT_FORMAT)
+
 
 class MergedMetrics:
     """Answer ``/metrics`` for all processes of this frontend."""
 
-    def __init__(self, siblings: Siblings) -> None:
+    def __init__(self, siblings: Siblings | None) -> None:
         self._siblings = siblings
-        siblings.tell(TOPIC, lambda _: own_metrics())
+        self._page = SharedPage(self._merged)
+        if siblings is not None:
+            siblings.tell(TOPIC, lambda _: own_metrics())
 
     async def __call__(self, arrival: Arrival) -> App | None:
         """Return the page on ``GET /metrics``, or its head."""
         asked = arrival.path.rstrip("/") == "/metrics"
         if not asked or arrival.scope["method"] not in (HTTPMethod.GET, HTTPMethod.HEAD):
             return None
+        return await self._page.read()
+
+    async def _merged(self) -> bytes:
+        if self._siblings is None:
+            return own_metrics()
         pages = {self._siblings.name: own_metrics()}
         pages.update(await self._siblings.ask(TOPIC))
-        return Response(await merge(pages), media_type=TEXT_FORMAT)
+        return await merge(pages)
 
 
 def own_metrics() -> bytes:

@@ -1,5 +1,6 @@
 """Requests pass the door's steps in order, and what they took on the way is given back."""
 
+import asyncio
 import gc
 import weakref
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from starlette.responses import PlainTextResponse
 
 from common.errors import NoWorkerError
 from frontend.args import parse
-from frontend.asgi import App, Arrival, Door, Message, Receive, Scope, Send, Step
+from frontend.asgi import ENTRIES, App, Arrival, Door, Message, Receive, Scope, Send, Step
 from frontend.door import make_door
 from frontend.http.server.readiness_gate import ReadinessGate
 from frontend.request_context import current_context
@@ -48,6 +49,24 @@ def step(name: str, said: list[str], answer: App | None = None) -> Step:
         return answer
 
     return take
+
+
+async def test_a_crowd_leaves_turns_of_the_loop_to_others() -> None:
+    begun = 0
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal begun
+        begun += 1
+
+    door = Door(app, [])
+    crowd = asyncio.gather(*(pass_door(door, HTTP) for _ in range(100 * ENTRIES)))
+    turns = 0
+    while not crowd.done():
+        before = begun
+        await asyncio.sleep(0)
+        turns += 1
+        assert begun - before <= ENTRIES
+    assert begun == 100 * ENTRIES and turns < 300
 
 
 async def test_steps_come_in_order_and_are_undone_in_the_other() -> None:

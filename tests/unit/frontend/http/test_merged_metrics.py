@@ -1,5 +1,6 @@
 """One valid page of metrics from those of several processes."""
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.parser import text_string_to_metric_families
 
 from frontend.asgi import Door, unanswered
-from frontend.http.operator.merged_metrics import MergedMetrics, merge
+from frontend.http.operator.merged_metrics import MergedMetrics, SharedPage, merge
 
 ODD = 'a "quoted" {brace} \\ back\nslash, and=equals # HELP no'
 
@@ -78,6 +79,36 @@ async def test_the_head_is_that_of_all_processes() -> None:
         whole, head = await http.get("/metrics"), await http.head("/metrics")
     assert 'plain{process="1"} 7.0' in whole.text
     assert head.headers["content-type"] == whole.headers["content-type"]
+
+
+async def test_scrapes_that_wait_share_a_page_that_is_no_older() -> None:
+    """One of them is given up, and takes no page from others."""
+    started, goes_on, begun = asyncio.Event(), asyncio.Event(), list[int]()
+
+    async def make() -> bytes:
+        begun.append(len(begun) + 1)
+        started.set()
+        number = str(begun[-1]).encode()
+        await goes_on.wait()
+        return number
+
+    shared = SharedPage(make)
+    given_up = asyncio.create_task(shared.read())
+    await started.wait()
+    scrapes = [asyncio.create_task(shared.read()) for _ in range(50)]
+    await asyncio.sleep(0)
+    given_up.cancel()
+    goes_on.set()
+    assert {(await scrape).body for scrape in scrapes} == {b"2"}
+    assert (await shared.read()).body == b"3"
+
+
+async def test_a_process_alone_labels_nothing() -> None:
+    door = Door(unanswered, [MergedMetrics(None)])
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(door), base_url="http://frontend"
+    ) as http:
+        assert "\nprocess_open_fds " in (await http.get("/metrics")).text
 
 
 @pytest.mark.parametrize("pages", [{}, {"0": b""}])
