@@ -219,6 +219,11 @@ OBJECTS: Final = (
         },
     ),
     Mechanism(
+        "A worker decodes each candidate of a log probability once.",
+        "vLLM's object that makes log probabilities is given the tokenizer of the renderer.",
+        {"backend_worker/engine/token_texts.py": ("vars(tokenizer)['decode']",)},
+    ),
+    Mechanism(
         "vLLM's arguments and configuration have what cards and settings say.",
         "Their fields are the hook.",
         {

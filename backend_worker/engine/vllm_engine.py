@@ -43,6 +43,7 @@ from backend_worker.engine.operations import operate, refuses
 from backend_worker.engine.outputs import DirectLLM
 from backend_worker.engine.render import LocalRenderer, partitioned_hashes
 from backend_worker.engine.statistics import StatsBoard
+from backend_worker.engine.token_texts import remember_texts
 from common.errors import (
     ConfigurationError,
     EngineFailedError,
@@ -159,6 +160,8 @@ class Engine:
             disable_log_stats=args.disable_log_stats,
             aggregate_engine_logging=args.aggregate_engine_logging,
         )
+        if (tokenizer := llm.renderer.tokenizer) is not None:
+            remember_texts(tokenizer)
         try:
             # Joins the warm-up and drops its dummy items.
             await answered(llm, llm.reset_mm_cache())

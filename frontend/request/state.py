@@ -64,8 +64,9 @@ class RequestState:
         """``submit`` has an id of ours; ``client_id`` goes on outputs and into logs."""
         params = submit.sampling_params
         self._gathers = params is not None and params.output_kind is RequestOutputKind.FINAL_ONLY
-        if params is not None and self._gathers:
-            submit = msgspec.structs.replace(submit, sampling_params=_streaming(params))
+        if params is not None:
+            params = _for_engine(params, gathers=self._gathers)
+            submit = msgspec.structs.replace(submit, sampling_params=params)
         self.client_id = client_id
         self.prompt = prompt
         self.lifecycle = lifecycle
@@ -271,10 +272,11 @@ class RequestState:
         )
 
 
-def _streaming(params: SamplingParams) -> SamplingParams:
+def _for_engine(params: SamplingParams, *, gathers: bool) -> SamplingParams:
     changed: SamplingParams = copy.copy(params)
-    changed.output_kind = RequestOutputKind.DELTA
-    changed.stream_interval = max(GATHER_INTERVAL, params.stream_interval or 1)
+    if gathers:
+        changed.output_kind = RequestOutputKind.DELTA
+        changed.stream_interval = max(GATHER_INTERVAL, params.stream_interval or 1)
     # Lists of numbers instead of an object for each candidate: the garbage collector would scan a
     # million objects, which wait for the end of an answer, again and again. vLLM's server can't
     # read flat log probabilities of prompts.

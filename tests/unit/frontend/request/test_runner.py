@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMError, VLLMValidationError
+from vllm.logprobs import FlatLogprobs
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
@@ -97,6 +98,13 @@ async def test_the_end_is_the_same_as_of_a_stream(lab: Lab) -> None:
     assert (one.text, one.finish_reason) == (ANSWER, "stop")
     assert list(one.token_ids) == lab.model.answer
     assert one.logprobs is not None and len(one.logprobs) == len(lab.model.answer)
+
+
+@pytest.mark.parametrize("kind", [RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY])
+async def test_log_probabilities_are_lists_of_numbers(lab: Lab, kind: RequestOutputKind) -> None:
+    outputs = await lab.ask(output_kind=kind, logprobs=2)
+    given = [one.logprobs for output in outputs for one in output.outputs if one.token_ids]
+    assert given and all(isinstance(each, FlatLogprobs) for each in given)
 
 
 async def test_a_worker_that_closes_the_connection_amid_an_answer(lab: Lab) -> None:

@@ -1,0 +1,92 @@
+"""Log probabilities have vLLM's texts, of tokens that are decoded once."""
+
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+from vllm.logprobs import FlatLogprobs
+from vllm.sampling_params import SamplingParams
+from vllm.tokenizers import get_tokenizer
+from vllm.v1.engine.logprobs import LogprobsProcessor
+from vllm.v1.outputs import LogprobsLists
+
+from backend_worker.engine.token_texts import FEW, remember_texts
+from tests.demo_model import shared_demo_model
+
+CANDIDATES = 21
+
+
+@pytest.fixture(params=["byte level", "byte fallback"])
+def tokenizers(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Any, Any]]:
+    """vLLM's tokenizer, and one that remembers."""
+    model = shared_demo_model(tmp_path_factory)
+    theirs, ours = (get_tokenizer(str(model)) for _ in range(2))
+    if request.param == "byte fallback":
+        theirs, ours = (_metaspace() for _ in range(2))
+    assert ours is not theirs
+    remember_texts(ours)
+    yield theirs, ours
+
+
+def _metaspace() -> PreTrainedTokenizerFast:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    tokens = ["<unk>", *(f"<0x{n:02X}>" for n in range(256)), "▁", *"abcdefghi", "▁a", "▁▁b"]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    made = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    made.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=made)
+
+
+def _texts(tokenizer: Any, answer: np.ndarray) -> list[str | None]:
+    processor = LogprobsProcessor.from_new_request(
+        tokenizer,
+        # It reads nothing else of a request.
+        type("Request", (), {"sampling_params": SamplingParams(logprobs=20, flat_logprobs=True)})(),
+    )
+    for place in answer:
+        processor._update_sample_logprobs(
+            LogprobsLists(place[None], np.zeros((1, CANDIDATES), np.float32), np.ones(1, np.int32))
+        )
+    assert isinstance(processor.logprobs, FlatLogprobs)
+    return processor.logprobs.decoded_tokens
+
+
+def test_texts_are_vllms(tokenizers: tuple[Any, Any]) -> None:
+    theirs, ours = tokenizers
+    random = np.random.default_rng(7)
+    for _ in range(2):
+        answer = random.integers(0, len(theirs), (100, CANDIDATES))
+        wanted = _texts(theirs, answer)
+        assert any(text and text != "\ufffd" for text in wanted)
+        assert _texts(ours, answer) == wanted == _texts(ours, answer)
+
+
+def test_a_token_is_decoded_once(tokenizers: tuple[Any, Any]) -> None:
+    tokenizer, _ = tokenizers
+    with patch.object(tokenizer, "decode", wraps=tokenizer.decode) as decode:
+        remember_texts(tokenizer)
+        for _ in range(3):
+            assert tokenizer.decode([40, 41]) and tokenizer.decode([42])
+        assert decode.call_count == 2
+        long = Random(1).choices(range(len(tokenizer)), k=FEW + 1)
+        assert tokenizer.decode(long, skip_special_tokens=True) == tokenizer.decode(long)
+        assert tokenizer.decode([40], skip_special_tokens=False) == tokenizer.decode([40])
+        assert decode.call_count == 6
+
+
+def test_a_token_of_no_vocabulary_is_told_each_time(tokenizers: tuple[Any, Any]) -> None:
+    theirs, ours = tokenizers
+    for _ in range(2):
+        with pytest.raises(OverflowError):
+            theirs.decode([-1])
+        with pytest.raises(OverflowError):
+            ours.decode([-1])
