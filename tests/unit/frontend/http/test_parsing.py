@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
-from vllm.entrypoints.generate.base.protocol import FunctionCall
+from vllm.entrypoints.generate.base.protocol import (
+    DeltaFunctionCall,
+    DeltaMessage,
+    DeltaToolCall,
+    FunctionCall,
+)
 from vllm.entrypoints.openai.chat_completion.batch_serving import OpenAIServingChatBatch
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.responses.context import SimpleContext
@@ -183,6 +188,28 @@ async def test_a_long_answer_is_parsed_in_a_process_that_ends(
             parser.parse(text * LONG_TEXT)
 
 
+class Halves(Parser):
+    """A parser that reads escapes as JSON has them."""
+
+    def __init__(self) -> None:
+        pass
+
+    def parse(self, model_output: str, *args: Any, **options: Any) -> Any:
+        return None, None, [FunctionCall(name="f", arguments='{"a":"\ud83d"}')]
+
+    def parse_delta(self, *args: Any, **options: Any) -> DeltaMessage:
+        function = DeltaFunctionCall(name="f", arguments='{"a":"\ud83d')
+        return DeltaMessage(tool_calls=[DeltaToolCall(index=0, function=function)])
+
+
+def test_a_call_with_half_of_a_character_can_be_sent() -> None:
+    parser: Any = timed(Halves)()
+    (call,) = parser.parse("text")[2]
+    delta = parser.parse_delta("text", [1], None, finished=False)
+    assert call.arguments == r'{"a":"\ud83d"}'
+    assert delta.tool_calls[0].function.arguments == r'{"a":"\ud83d'
+
+
 class Searches(Parser):
     """A parser that searches a whole answer as that of dots does, or goes down into it."""
 
@@ -192,14 +219,15 @@ class Searches(Parser):
     def parse(self, model_output: str, *args: Any, **options: Any) -> Any:
         if model_output.startswith("["):
             return self.parse(model_output, *args, **options)
-        return re.findall(r"<call>\s*(.*?)\s*</call>", model_output, re.DOTALL)
+        found = re.findall(r"<call>\s*(.*?)\s*</call>", model_output, re.DOTALL)
+        return None, found, None
 
 
 @pytest.mark.parametrize("text", ["<call>" + " " * 4000, "<call>" + "\n\t " * 1500, "[[["])
 def test_what_parsers_search_for_ever_ends(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parsing, "BOUNDS", Bounds(cpu_s=1, memory_bytes=1 << 30, alarm_s=20))
     parser: Any = timed(Searches)()
-    assert parser.parse("<call>" + " " * 60 + "x</call>") == ["x"]
+    assert parser.parse("<call>" + " " * 60 + "x</call>") == (None, ["x"], None)
     with pytest.raises(VLLMValidationError, match="takes too long to be parsed"):
         parser.parse(text)
 
