@@ -45,7 +45,7 @@ from vllm.multimodal.video_decoders import torchcodec
 
 from common.media.avif_size import avif_pixels
 from common.media.container_tables import fault_of
-from common.media.film_frames import VerifiedCapture
+from common.media.film_frames import THREADS_OF_4K, UP_TO_4K, VerifiedCapture
 from common.media.formats import AVIF, FFMPEG_FORMATS, IMAGE_FORMATS, check_codecs
 from common.media.picture_strips import LARGE, is_large, strips
 from common.media.resampling import thrifty_resampler
@@ -82,9 +82,6 @@ _BYTES_PER_CALL: Final = 128
 OPENING_S: Final = 3.0
 """Of a core, to open a film or sound, which takes milliseconds: its titles and tables."""
 
-_4K: Final = 4096 * 2160
-_THREADS_OF_4K: Final = 4
-
 _UNCOUNTABLE_PLANES: Final = 8  # of a sound, which FFmpeg has a list of its own for beyond these
 
 SOUND_RATES: Final = range(1_000, 768_001)
@@ -99,6 +96,7 @@ _VLLMS_LOAD: Final[Any] = ImageMediaIO.load_bytes
 _VLLMS_UPRIGHT: Final[Any] = image.normalize_image
 _TURNED: Final = range(2, 9)
 """Orientations of EXIF other than upright."""
+
 _VLLMS_CONVERT: Final[Any] = ImageMediaIO._convert_image_mode
 
 _DEEP: Final = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
@@ -375,7 +373,7 @@ class _Capture:
         pixels = int(math.prod(map(self._capture.get, sides)))
         if pixels > LARGE:  # each thread keeps a frame, and a machine may have a hundred
             del self._capture
-            threads = _THREADS_OF_4K if pixels <= _4K else 1
+            threads = THREADS_OF_4K if pixels <= UP_TO_4K else 1
             self._open(data, backend, [*options, cv2.CAP_PROP_N_THREADS, threads])
 
     def _open(self, data: bytes, backend: int, options: Sequence[int]) -> None:

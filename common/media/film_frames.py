@@ -33,7 +33,10 @@ table for that takes seconds of a core, so only PyAV makes it."""
 _SCREEN: Final = "MASTERING_DISPLAY_METADATA"
 """Luminance of the screen that the film was made for, with some frames only."""
 
-_4K: Final = 4096 * 2160
+UP_TO_4K: Final = 4096 * 2160
+"""Pixels of a frame whose film is decoded by several threads: each keeps a frame."""
+
+THREADS_OF_4K: Final = 4
 
 _MAX_TABLES: Final = 2
 """Tables of one film, which could change its size or colours at each frame."""
@@ -176,8 +179,9 @@ class _Film:
             pictures = container.streams.video[0]
             # Later the codec's, which may change.
             self._size = {"width": pictures.width, "height": pictures.height}
-            if pictures.width * pictures.height <= _4K:
-                pictures.thread_type, pictures.codec_context.thread_count = "AUTO", 4
+            if pictures.width * pictures.height <= UP_TO_4K:
+                pictures.thread_type = "AUTO"
+                pictures.codec_context.thread_count = THREADS_OF_4K
             for packet in container.demux(pictures):
                 decoded: list[Any] = []
                 with suppress(av.error.FFmpegError):
