@@ -102,7 +102,7 @@ OPEN_NOTHING = {
         --reasoning-config --reasoning-parser --renderer-num-workers --replayssm-buffer-len
         --return-sampling-mask --revision --runner --safetensors-load-strategy
         --safetensors-prefetch-block-size --safetensors-prefetch-num-threads
-        --scheduler-reserve-full-isl --scheduling-policy --seed --served-model-name
+        --scheduler-reserve-full-isl --seed --served-model-name
         --show-hidden-metrics-for-version --shutdown-timeout --skip-mm-profiling
         --skip-tokenizer-init --sleep-mode-backend --sleep-mode-offload-cudagraph
         --sleep-preserve-parameter-names --sparse-indexer-topk-backend --spec-method --spec-model
