@@ -95,6 +95,15 @@ SEND_BYTES = 256 << 20
 UNREAD_ANSWERS = 4096
 """Unread answers of one request, before its client counts as too slow."""
 
+PILED_ANSWERS = 512
+"""Unread answers of one request beyond which a link no longer reads ahead, so that the worker
+merges further ones."""
+
+READ_S = 0.003
+"""How long a link reads answers before their requests have a turn. With a message a turn, the
+answers of all wait behind those of requests whose turns are long: their log probabilities are
+written as JSON, for instance."""
+
 SHARE = 0.25
 """Limit of a worker's share of the event loop for messages that answer no request. Its load reports
 take a hundredth."""
@@ -159,6 +168,7 @@ class WorkerLink:
         self._last_heard = 0.0
         self._stall_s = stall_s
         self._last_answer = 0.0
+        self._piled = False
 
     async def open(self, offer: bytes) -> None:
         """Connect and greet; ``reply`` then answers the transfer offer. Raises WorkerLostError on a
@@ -335,7 +345,7 @@ class WorkerLink:
         return len(self._dispatches)
 
     async def _read(self) -> None:
-        pace = Pace()
+        pace, turn = Pace(), 0.0
         while True:
             try:
                 frames = await self._receive_frames()
@@ -345,8 +355,12 @@ class WorkerLink:
                 return
             began = time.monotonic()
             answered = await self._handle(frames)
+            now = time.monotonic()
+            if answered and now - turn < READ_S and not self._piled and self._socket.readable:
+                continue
             # In any case a turn for others, such as the readers of the answers.
-            await asyncio.sleep(0 if answered else pace.pause_s(began, time.monotonic()))
+            await asyncio.sleep(0 if answered else pace.pause_s(began, now))
+            turn = time.monotonic()
 
     async def _handle(self, frames: Sequence[memoryview]) -> bool:
         """Return whether a message answered a request."""
@@ -414,7 +428,7 @@ class WorkerLink:
     async def _deliver(self, answers: Sequence[Answer]) -> bool:
         """Return whether any of the answers is to a request in flight."""
         self._last_answer = time.monotonic()
-        delivered = False
+        delivered = self._piled = False
         for answer in answers:
             dispatch = self._dispatches.get(answer.request_id)
             if dispatch is None:
@@ -435,6 +449,7 @@ class WorkerLink:
                 continue
             if dispatch.unread < UNREAD_ANSWERS:
                 dispatch.put(answer)
+                self._piled = self._piled or dispatch.unread > PILED_ANSWERS
                 continue
             dispatch.give_up(SlowClientError(f"the client left {UNREAD_ANSWERS} answers unread"))
             await self._abort(answer.request_id)

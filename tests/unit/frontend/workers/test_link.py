@@ -1,13 +1,20 @@
 """A link to a worker, without one."""
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import zmq.asyncio
+from vllm.outputs import CompletionOutput
 
-from common.identity import Incarnation
+from common.identity import Incarnation, RequestId
+from common.request_plane.protocol import Output, Outputs, ToFrontend
+from frontend.workers import link as link_module
+from frontend.workers.dispatch import Dispatch
 from frontend.workers.link import BURST_S, MAX_PAUSE_S, SHARE, Pace, WorkerLink
 from tests.fakes.cards import make_card
+from tests.fakes.messages import frames_of
 
 
 async def test_a_close_that_is_cancelled_leaves_no_socket() -> None:
@@ -23,6 +30,59 @@ async def test_a_close_that_is_cancelled_leaves_no_socket() -> None:
         assert closing.cancelled()
         assert link._socket.closed
         assert link._socket.monitor.closed
+    finally:
+        context.destroy(linger=0)
+
+
+class Waiting:
+    """A socket with messages in it: of one request, and behind them one of another."""
+
+    closed = False
+
+    def __init__(self, outputs: int) -> None:
+        names = [*["hog"] * outputs, "other"]
+        self._messages = [
+            [memoryview(frame) for frame in frames_of(Outputs([output(name)]), ToFrontend)]
+            for name in names
+        ]
+
+    @property
+    def readable(self) -> bool:
+        return bool(self._messages)
+
+    async def receive(self) -> list[Any]:
+        if not self._messages:
+            await asyncio.Event().wait()
+        return [SimpleNamespace(buffer=frame) for frame in self._messages.pop(0)]
+
+
+def output(name: str) -> Output:
+    return Output(RequestId(name), [CompletionOutput(0, "a", [1], None, None)], finished=False)
+
+
+@pytest.mark.parametrize("piled", [500, 20])
+async def test_answers_are_read_ahead_of_requests_whose_turns_are_long(
+    monkeypatch: pytest.MonkeyPatch, piled: int
+) -> None:
+    """Behind 100 messages, another request waited for 100 turns."""
+    monkeypatch.setattr(link_module, "READ_S", 1e9)
+    monkeypatch.setattr(link_module, "PILED_ANSWERS", piled)
+    context = zmq.asyncio.Context()
+    try:
+        link = WorkerLink(make_card(), context, Incarnation("f"), lambda _: None)
+        link._close_socket()
+        vars(link)["_socket"] = Waiting(100)
+        hog, other = (Dispatch(()) for _ in range(2))
+        link._dispatches |= {RequestId("hog"): hog, RequestId("other"): other}
+        reading = asyncio.create_task(link._read())
+        turns = 0
+        while not other.unread:
+            await asyncio.sleep(0)
+            turns += 1
+        assert hog.unread == 100
+        assert turns < 5 if piled > 100 else turns > 75, "the worker merges what is not read"
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
     finally:
         context.destroy(linger=0)
 
