@@ -1,7 +1,8 @@
 """Remember the texts of tokens: vLLM decodes each candidate of each token of an answer anew."""
 
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 from vllm.tokenizers import TokenizerLike
 
@@ -24,7 +25,7 @@ def remember_texts(tokenizer: TokenizerLike) -> None:
     def remembered(*ids: int) -> str:
         return decode(list(ids))
 
-    def decode_few(ids: Any, *rest: Any, **options: Any) -> str:
+    def decode_few(ids: Sequence[int] | int, *rest: bool, **options: bool) -> str:
         if rest or options or not isinstance(ids, list) or len(ids) > FEW:
             return decode(ids, *rest, **options)
         return remembered(*ids)

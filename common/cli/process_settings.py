@@ -75,7 +75,7 @@ class KeySettings(FlagSettings):
     isolate_api_keys: bool = Field(
         False,
         description="give every API key a cache_salt of its own, so that no key can find out by "
-        "time what another sent, and none gains from it",
+        "time which prompts and media another sent, and none gains from them",
     )
     admin_key_file: Path | None = Field(
         None,

@@ -6,9 +6,13 @@ self-contained. Error messages name the others.
 """
 
 import re
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
 
 from PIL import features
+
+if TYPE_CHECKING:
+    from av.stream import Stream
 
 AVIF: Final = "AVIF"
 
@@ -75,10 +79,13 @@ _CODECS: Final = {
 damaged data some show uninitialized memory: Flash Screen Video and CineForm did."""
 
 
-def check_codecs(streams: Any) -> None:
+def check_codecs(streams: "Iterable[Stream]") -> None:
     """Raise ValueError if streams of PyAV have another codec."""
     for stream in streams:
-        name = stream.codec_context and stream.codec_context.codec.canonical_name
+        codec = getattr(
+            stream.codec_context, "codec", None
+        )  # of an unknown one there is no context
+        name = codec and codec.canonical_name
         if name not in _CODECS and not str(name).startswith("pcm_"):
             raise ValueError(f"Its codec ({name}) is not read: send H.264, VP9, AAC or FLAC")
 

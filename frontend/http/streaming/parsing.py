@@ -115,34 +115,40 @@ class _Timed(Parser):
 
     def parse(self, model_output: str, *args: Any, **options: Any) -> Any:
         """Raise VLLMError if it takes too long, or is nested too deeply."""
-        made = self._parsed(model_output, *args, **options)
+        made = _parsed(model_output, partial(super().parse, model_output, *args, **options))
         _escape_surrogates(made[2] or ())
         return made
 
-    def _parsed(self, model_output: str, *args: Any, **options: Any) -> Any:
-        """Parse long texts in a fork, which costs up to 0.1 s; a standing process would need a
-        tokenizer and all of vLLM. The fork's changes of the parser are lost: nothing reads them.
-        """
-        make = super().parse
-        if len(model_output) <= LONG_TEXT and not LONG_SPACE.search(model_output):
-            try:
-                return make(model_output, *args, **options)
-            except RecursionError as error:
-                raise _too_long() from error
-        said = forked(None, lambda _: pickle.dumps(make(model_output, *args, **options)), BOUNDS)
-        if not said:
-            raise _too_long()
-        return pickle.loads(said)
+
+def _parsed(model_output: str, make: Callable[[], T]) -> T:
+    """Parse long texts in a fork, which costs up to 0.1 s; a standing process would need a
+    tokenizer and all of vLLM. The fork's changes of the parser are lost: nothing reads them.
+    """
+    if len(model_output) <= LONG_TEXT and not LONG_SPACE.search(model_output):
+        try:
+            return make()
+        except RecursionError as error:
+            raise _too_long() from error
+    said = forked(None, lambda _: pickle.dumps(make()), BOUNDS)
+    if not said:
+        raise _too_long()
+    made: T = pickle.loads(said)
+    return made
 
 
 def _escape_surrogates(calls: Iterable[FunctionCall | DeltaFunctionCall | None]) -> None:
     """Write lone surrogates as JSON's escapes, since UTF-8 has none: a call whose arguments had
     ``"\\ud83d"`` was a 400 that blamed the client, as in plain vLLM.
     """
-    for call in calls:
-        for name in ("name", "arguments"):
-            if text := getattr(call, name, None):
-                setattr(call, name, SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", text))
+    for call in filter(None, calls):
+        if call.name:
+            call.name = _escaped(call.name)
+        if call.arguments:
+            call.arguments = _escaped(call.arguments)
+
+
+def _escaped(text: str) -> str:
+    return SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
 def _too_long() -> Exception:

@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 from starlette.requests import Request
 
 from common.errors import RequestRejectedError
+from frontend import asgi
 from frontend.asgi import Door
 from frontend.gate import BodyGate, take_parsed_bodies
 from frontend.gate.body_gate import DECODER, MAX_BRACKETS, MAX_COMMAS, TURN_BYTES, read
@@ -157,8 +158,11 @@ def test_what_would_become_too_many_objects_is_not_parsed(body: bytes, said: str
 
 
 @pytest.mark.parametrize(("size", "turns"), [(TURN_BYTES, 20), (TURN_BYTES - 1, 1)])
-async def test_large_bodies_are_judged_in_turns_of_the_event_loop(size: int, turns: int) -> None:
+async def test_large_bodies_are_judged_in_turns_of_the_event_loop(
+    size: int, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """200 bodies of 60 KB in one turn kept others waiting for 4 s."""
+    monkeypatch.setattr(asgi, "ENTRIES", 20)
     turn = 0
     seen: set[int] = set()
 
