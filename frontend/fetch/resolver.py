@@ -9,13 +9,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final, TypeAlias
-from weakref import WeakValueDictionary
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from frontend.client_turns import ClientTurns
 from frontend.fetch.allowance import current_allowance
 from frontend.media_limits import FetchPolicy, UnfetchableError
-from frontend.request_context import current_context
 
 Lookup: TypeAlias = Callable[[str], Sequence[str]]
 """Blocking: the addresses of a name. Raises socket.gaierror if it has none."""
@@ -23,7 +22,7 @@ Lookup: TypeAlias = Callable[[str], Sequence[str]]
 THREADS: Final = 256
 """Concurrent look-ups, in threads of their own: dead name servers block only fetches."""
 
-MAX_CALLER_LOOKUPS: Final = THREADS // 2
+MAX_CLIENT_LOOKUPS: Final = THREADS // 2
 """Concurrent look-ups of one tenant, or of one host without API keys. Abandoned ones count until
 their threads return; further ones wait."""
 
@@ -45,7 +44,7 @@ class CheckedResolver(AbstractResolver):
         self._policy = policy
         self._lookup = lookup
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="media-names")
-        self._slots: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._clients = ClientTurns(MAX_CLIENT_LOOKUPS)
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
@@ -80,19 +79,17 @@ class CheckedResolver(AbstractResolver):
         ]
 
     async def _find(self, host: str) -> Sequence[str]:
-        context, allowance = current_context(), current_allowance(self._policy)
-        caller = context.tenant or context.peer
-        slots = self._slots.setdefault(caller, asyncio.Semaphore(MAX_CALLER_LOOKUPS))
+        allowance, turns = current_allowance(self._policy), self._clients.of_client()
         loop = asyncio.get_running_loop()
 
         def ended(_: object) -> None:
             allowance.return_lookup()
             with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(slots.release)
+                loop.call_soon_threadsafe(turns.release)
 
-        await slots.acquire()
+        await turns.acquire()
         if not allowance.take_lookup():
-            slots.release()
+            turns.release()
             raise UnfetchableError("too many names of hosts are still looked up", "timeout")
         lookup = self._threads.submit(self._lookup, host)
         lookup.add_done_callback(ended)

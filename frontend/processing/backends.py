@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
-from weakref import WeakValueDictionary
 
 from vllm.multimodal.media import MediaIO
 from vllm.renderers import BaseRenderer
@@ -18,6 +17,7 @@ from common.errors import ConfigurationError
 from common.observability.telemetry import CHILD_RESTARTS
 from common.observability.watchdog import allow
 from common.vllm_compat.renderer_patches import HfProcessorRuns, second_processor
+from frontend.client_turns import ClientTurns
 from frontend.fetch import (
     Content,
     RequestAllowance,
@@ -37,7 +37,6 @@ from frontend.processing.errors import (
 from frontend.processing.exchange import Exchange
 from frontend.processing.forks import Forks
 from frontend.processing.store import ProcessedStore
-from frontend.request_context import current_context
 
 logger = logging.getLogger(__name__)
 
@@ -53,21 +52,6 @@ class _Job:
         self.abandoned = abandoned
         self.allowance = allowance
         self.outcome: Future[list[Processed]] = Future()
-
-
-class _Clients:
-    """Turns of clients at a queue, so that many batches of one delay another's by few: eight
-    connections with pictures of 15 megapixels, of 12 KB each, kept others' waiting for 6 s.
-    """
-
-    def __init__(self, most: int) -> None:
-        """``most`` batches of a client are in the queue at a time."""
-        self._most = most
-        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-
-    def turn(self) -> asyncio.Semaphore:
-        """Return what this task's client holds while a batch is in the queue."""
-        return self._turns.setdefault(current_context().client, asyncio.Semaphore(self._most))
 
 
 class ProcessPool:
@@ -95,7 +79,7 @@ class ProcessPool:
         self._closed = False
         self._forks = Forks()
         self._processes = dict(enumerate(_start(order, count, self._forks)))
-        self._clients = _Clients(_AT_THE_THREAD * count)
+        self._clients = ClientTurns(_AT_THE_THREAD * count)
         logger.info("media are processed by processes %s", ", ".join(map(str, self.pids)))
         self._threads = [
             threading.Thread(target=self._serve, args=(index,), name=f"media-{index}", daemon=True)
@@ -132,7 +116,7 @@ class ProcessPool:
     async def run(self, batch: Batch, abandoned: Callable[[], bool]) -> list[Processed]:
         """Process a batch within the allowance of this task's request. Raises as :meth:`submit`."""
         allowance = current_allowance(self._order.policy)
-        async with self._clients.turn():
+        async with self._clients.of_client():
             return await asyncio.wrap_future(self.submit(batch, abandoned, allowance))
 
     def close(self) -> None:
@@ -206,29 +190,30 @@ class ProcessPool:
             raise ProcessingFailedError(str(error)) from error
 
 
-def _start(
-    order: StartUp, count: int, forks: Forks, attempts: int = ATTEMPTS
-) -> list[ChildProcess]:
+def _start(order: StartUp, count: int, forks: Forks) -> list[ChildProcess]:
     """Return ready processes. Raises ConfigurationError if they don't start."""
-    processes: list[ChildProcess] = []
-    try:
-        for _ in range(count):
-            processes.append(ChildProcess(order, forks))
-        with ThreadPoolExecutor(count) as threads:
-            for ready in [threads.submit(each.wait_until_ready) for each in processes]:
-                ready.result()
-    except ProcessLostError as error:
-        if attempts == 1:
-            forks.refuse()
-        for each in processes:
-            each.end()
-            each.close()
-        if attempts > 1:  # the kernel may have killed one for memory
+    attempts = ATTEMPTS
+    while True:
+        attempts -= 1
+        processes: list[ChildProcess] = []
+        try:
+            for _ in range(count):
+                processes.append(ChildProcess(order, forks))
+            with ThreadPoolExecutor(count) as threads:
+                for ready in [threads.submit(each.wait_until_ready) for each in processes]:
+                    ready.result()
+            return processes
+        except ProcessLostError as error:
+            if not attempts:
+                forks.refuse()
+            for each in processes:
+                each.end()
+                each.close()
+            if not attempts:
+                forks.close()
+                raise ConfigurationError(f"{error}: see its messages above") from error
+            # The kernel may have killed one for memory.
             logger.warning("%s: starting all again", error)
-            return _start(order, count, forks, attempts - 1)
-        forks.close()
-        raise ConfigurationError(f"{error}: see its messages above") from error
-    return processes
 
 
 Decodes: TypeAlias = Callable[[Content, MediaIO[Any]], Awaitable[Any]]
@@ -260,7 +245,8 @@ _AT_THE_THREAD = 2
 """Batches that a thread runs or has next. Further ones would delay prompts whose media
 are ready, which need the thread for a millisecond to be assembled: in a burst of new pictures no
 engine would get a prompt before the last picture is processed. With one alone, the thread would
-idle until the event loop sends the next."""
+idle until the event loop sends the next. As many are of one client: eight connections with pictures
+of 15 megapixels, of 12 KB each, kept others' waiting for 6 s."""
 
 
 _PARALLEL_NUMBA: Final = "vllm.transformers_utils.processors.kimi_k25_vision_fused"
@@ -275,10 +261,10 @@ class _Lane:
         self._thread = thread
         self._processor = processor
         self._turns = asyncio.Semaphore(_AT_THE_THREAD)
-        self._clients = _Clients(_AT_THE_THREAD)
+        self._clients = ClientTurns(_AT_THE_THREAD)
 
     async def run(self, work: Callable[[Processor], list[Processed]]) -> list[Processed]:
-        async with self._clients.turn(), self._turns:
+        async with self._clients.of_client(), self._turns:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._thread, lambda: work(self._processor()))
 

@@ -9,7 +9,6 @@ import json
 import re
 from dataclasses import dataclass
 from typing import Any, Final
-from weakref import WeakValueDictionary
 
 from vllm.config import VllmConfig
 from vllm.entrypoints.generate.base import protocol
@@ -39,6 +38,7 @@ from common.lru import Lru
 from frontend.bounded.forks import Bounds
 from frontend.bounded.orders import COMPILES, REFUSED, STRUCTURE_BOUNDS, Structure, Vocabulary
 from frontend.bounded.work import BoundedWork
+from frontend.client_turns import ClientTurns
 from frontend.request_context import current_context
 
 COMMAND: Final = python_command("frontend.bounded.structure_server")
@@ -90,8 +90,7 @@ class StructureTrials:
         leave_structures_to_trials()
         self._work = BoundedWork(COMMAND, "structures of answers", WAIT_S, bounds, self._vocabulary)
         self._outcomes: Lru[_Key, bytes] = Lru(KEPT)
-        # One at a time per client, so that a client delays another by at most one.
-        self._of_clients: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._clients = ClientTurns(1)
 
     async def check(self, params: SamplingParams | PoolingParams) -> None:
         """Return if an answer's structure, if any, may reach vLLM.
@@ -151,10 +150,10 @@ class StructureTrials:
         """Try a structure, unless a request that this one waited for did: a batch's prompts share
         one trial.
         """
-        lock = self._of_clients.setdefault(current_context().client, asyncio.Lock())
+        turn = self._clients.of_client()
         try:
             async with asyncio.timeout(WAIT_S):
-                await lock.acquire()
+                await turn.acquire()
         except TimeoutError as error:
             raise OverloadedError(
                 "too many structures of answers of this client are being tried"
@@ -166,7 +165,7 @@ class StructureTrials:
                 self._outcomes.put(key, said)
             return said
         finally:
-            lock.release()
+            turn.release()
 
     def _vocabulary(self) -> Vocabulary:
         """Return the vocabulary as an engine makes it, for each kind of tokenizer."""

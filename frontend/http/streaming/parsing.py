@@ -18,7 +18,6 @@ from collections.abc import (
 )
 from functools import partial
 from typing import Any, Final, TypeVar
-from weakref import WeakValueDictionary
 
 from fastapi import FastAPI
 from vllm.entrypoints.generate.base.protocol import DeltaFunctionCall, DeltaMessage, FunctionCall
@@ -29,6 +28,7 @@ from common.aio.watched_threads import WatchedThreads
 from common.errors import RequestRejectedError
 from frontend.asgi import as_vllm_error
 from frontend.bounded.forks import Bounds, forked
+from frontend.client_turns import ClientTurns
 from frontend.request_context import begin, current_context
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ a garbage collection is as long. Three outputs of 200 tokens each took inkling's
 THREADS: Final = WatchedThreads("answers", 2, limit_s=float("inf"))
 """Parse whole answers. None is replaced: the length of the answer bounds the work."""
 
-_turns: Final[WeakValueDictionary[str, asyncio.Lock]] = WeakValueDictionary()
+_clients: Final = ClientTurns(1)
 """One thread at a time per client: two requests of 16 choices, 4 KB each, kept granite's parser
 from another client's answer for 111 s."""
 
@@ -212,7 +212,7 @@ async def aside(
 
 async def _in_turn(work: Callable[[], T]) -> T:
     """Run a function in a thread. Its client's next one starts after it, even if it is given up."""
-    turn = _turns.setdefault(current_context().client, asyncio.Lock())
+    turn = _clients.of_client()
     await turn.acquire()
     loop = asyncio.get_running_loop()
     running = THREADS.submit(work)

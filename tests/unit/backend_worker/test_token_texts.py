@@ -15,6 +15,7 @@ from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.outputs import LogprobsLists
 
 from backend_worker.engine.token_texts import FEW, remember_texts
+from tests.byte_fallback import byte_fallback_tokenizer
 from tests.demo_model import shared_demo_model
 
 CANDIDATES = 21
@@ -28,22 +29,14 @@ def tokenizers(
     model = shared_demo_model(tmp_path_factory)
     theirs, ours = (get_tokenizer(str(model)) for _ in range(2))
     if request.param == "byte fallback":
-        theirs, ours = (_metaspace() for _ in range(2))
+        words = [*"abcdefghi", "▁a", "▁▁b"]
+        theirs, ours = (
+            PreTrainedTokenizerFast(tokenizer_object=byte_fallback_tokenizer(words))
+            for _ in range(2)
+        )
     assert ours is not theirs
     remember_texts(ours)
     yield theirs, ours
-
-
-def _metaspace() -> PreTrainedTokenizerFast:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    tokens = ["<unk>", *(f"<0x{n:02X}>" for n in range(256)), "▁", *"abcdefghi", "▁a", "▁▁b"]
-    vocabulary = {token: number for number, token in enumerate(tokens)}
-    made = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
-    made.pre_tokenizer = pre_tokenizers.Metaspace()
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    made.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
-    return PreTrainedTokenizerFast(tokenizer_object=made)
 
 
 def _texts(tokenizer: Any, answer: np.ndarray) -> list[str | None]:

@@ -4,12 +4,13 @@ from random import Random
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders
 from tokenizers.decoders import DecodeStream
 from vllm.v1.engine.detokenizer import INVALID_PREFIX_ERR_MSG
 
 from common.vllm_compat import text_streams
 from common.vllm_compat.text_streams import MAX_SILENT, TextStream
+from tests.byte_fallback import byte_fallback_tokenizer
 from tests.demo_model import shared_demo_model
 
 TEXT = "Grüße, 你好 and ♥ to all of you 👩‍👩‍👧 "
@@ -22,17 +23,7 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         model = shared_demo_model(tmp_path_factory)
         made = Tokenizer.from_file(str(model / "tokenizer.json"))
     else:
-        tokens = [
-            "<unk>",
-            *(f"<0x{n:02X}>" for n in range(256)),
-            "▁",
-            *"abcdefghijklmnopqrstuvwxyz",
-        ]
-        vocabulary = {token: number for number, token in enumerate(tokens)}
-        made = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
-        made.pre_tokenizer = pre_tokenizers.Metaspace()
-        steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-        made.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
+        made = byte_fallback_tokenizer("abcdefghijklmnopqrstuvwxyz")
     made.add_special_tokens([SPECIAL])
     return made
 

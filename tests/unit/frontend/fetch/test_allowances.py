@@ -279,7 +279,7 @@ async def test_look_ups_that_nobody_waits_for_count_until_their_threads_return(
 
     monkeypatch.setattr(names, "lookup", stuck)
     monkeypatch.setattr(resolver_module, "TIMEOUT_S", 0.05)
-    monkeypatch.setattr(resolver_module, "MAX_CALLER_LOOKUPS", 20)
+    monkeypatch.setattr(resolver_module, "MAX_CLIENT_LOOKUPS", 20)
     site.routes["/x"] = answer(b"picture")
     loader = make_loader()
 
@@ -296,7 +296,7 @@ async def test_look_ups_that_nobody_waits_for_count_until_their_threads_return(
             "too many names of hosts are still looked up"
         ] * 24
         late = await as_a_request(loader.policy, ask(16))
-        assert len(asked) == 20, "of one caller"
+        assert len(asked) == 20, "of one client"
         assert [str(each) for each in late] == ["its host's name was not found in time"] * 16
         with asking(key="another"):
             one = asyncio.create_task(
