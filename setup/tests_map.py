@@ -57,6 +57,7 @@ THROUGH: Final[Mapping[str, str]] = {
     "common/transfer/nixl/landing.py": "common/transfer/nixl/test_leases.py",
     "common/media/formats.py": "frontend/fetch/test_decode.py",
     "common/media/picture_strips.py": "frontend/fetch/test_decode.py",
+    "common/media/webp_and_avif.py": "frontend/fetch/test_decode.py",
     "common/observability/watchdog.py": "common/test_watchdog.py",
     "frontend/http/error_shapes.py": "frontend/http/test_error_shapes.py",
     "frontend/http/server/serving_threads.py": "tests/e2e/test_speech.py",

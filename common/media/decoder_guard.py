@@ -22,7 +22,7 @@ from io import SEEK_SET, BytesIO
 from itertools import count, takewhile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any, Final, Self
+from typing import Any, Final, Self
 
 import av
 import cv2
@@ -32,7 +32,6 @@ from PIL import (
     AvifImagePlugin,
     ExifTags,
     Image,
-    ImageFile,
     PpmImagePlugin,
     TiffImagePlugin,
     WebPImagePlugin,
@@ -43,13 +42,13 @@ from vllm.multimodal.media import ImageMediaIO, MediaWithBytes, audio
 from vllm.multimodal.media import image as media_image
 from vllm.multimodal.video_decoders import torchcodec
 
-from common.media.avif_size import avif_pixels
 from common.media.container_tables import fault_of
 from common.media.film_frames import THREADS_OF_4K, UP_TO_4K, VerifiedCapture
 from common.media.formats import AVIF, FFMPEG_FORMATS, IMAGE_FORMATS, check_codecs
 from common.media.picture_strips import LARGE, is_large, strips
 from common.media.resampling import thrifty_resampler
 from common.media.tensor_files import load as load_tensor
+from common.media.webp_and_avif import WebP, open_avif
 
 logger = logging.getLogger(__name__)
 
@@ -126,24 +125,6 @@ class _RefusingPlainText(PpmImagePlugin.PpmPlainDecoder):
         raise ValueError("PPM in plain text is not read; send the binary variant")
 
 
-class _WebP(WebPImagePlugin.WebPImageFile):
-    """A WebP that drops its decoder, which keeps two frames, with the first frame."""
-
-    def _get_next(self) -> tuple[bytes, int, int]:
-        first: tuple[bytes, int, int] = super()._get_next()
-        self._decoder = None
-        return first
-
-
-class _Avif(AvifImagePlugin.AvifImageFile):
-    """An AVIF that drops its decoder, which keeps a frame, with the first frame."""
-
-    def load(self) -> Any:
-        loaded = super().load()
-        self._decoder = None
-        return loaded
-
-
 def guard_decoders() -> None:
     """Guard this process's decoders from now on. May be called twice."""
     os.environ[_OPENCV_OPTIONS] = "|".join(f"{key};{value}" for key, value in _OPTIONS.items())
@@ -153,8 +134,8 @@ def guard_decoders() -> None:
         cv2.utils.logging.setLogLevel(0)
     image.ALLOWED_IMAGE_FORMATS = IMAGE_FORMATS
     Image.register_decoder("ppm_plain", _RefusingPlainText)
-    Image.register_open(AVIF, _open_avif, AvifImagePlugin._accept)
-    Image.register_open("WEBP", _WebP, WebPImagePlugin._accept)
+    Image.register_open(AVIF, open_avif, AvifImagePlugin._accept)
+    Image.register_open("WEBP", WebP, WebPImagePlugin._accept)
     # vLLM then falls back to its other readers.
     audio.AudioDecoder = None
     audio._torchcodec_import_exc = ImportError(_NO_TORCHCODEC)
@@ -200,15 +181,6 @@ def _turn_upright(picture: Image.Image) -> Image.Image:
         if picture.getexif().get(ExifTags.Base.Orientation) in _TURNED:
             return _VLLMS_UPRIGHT(picture)
     return picture
-
-
-def _open_avif(fp: IO[bytes], filename: str | bytes = "") -> ImageFile.ImageFile:
-    """Open like Pillow, after checking the AV1 pictures against Pillow's size limit."""
-    pixels = avif_pixels(fp.read())
-    if Image.MAX_IMAGE_PIXELS is not None and pixels > 2 * Image.MAX_IMAGE_PIXELS:
-        raise Image.DecompressionBombError(f"an AVIF with a picture of ({pixels} pixels)")
-    fp.seek(0)
-    return _Avif(fp, filename)
 
 
 def _deep_bits(data: bytes) -> int:

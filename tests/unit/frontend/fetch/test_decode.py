@@ -17,11 +17,14 @@ import av
 import numpy as np
 import pytest
 from PIL import GifImagePlugin, Image, ImageFile, PngImagePlugin
+from PIL.AvifImagePlugin import AvifImageFile
+from PIL.WebPImagePlugin import WebPImageFile
 from vllm import envs
 from vllm.multimodal.image import convert_image_mode
 from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, VideoMediaIO
 from vllm.multimodal.media.audio import load_audio
 
+from common.media import webp_and_avif
 from common.media.formats import IMAGE_FORMATS
 from frontend.fetch import decoders, format_probe
 from frontend.fetch.content import Content, decoding_mode
@@ -144,6 +147,40 @@ def test_a_picture_drops_its_decoder(format_: str) -> None:
     shown = shown.media
     assert shown._decoder is None
     assert shown.copy().size == shown.size
+
+
+@pytest.mark.parametrize(
+    ("format_", "mode"),
+    [
+        each
+        for each in (("WEBP", "RGB"), ("WEBP", "RGBA"), ("AVIF", "RGB"), ("AVIF", "L"))
+        if each[0] in IMAGE_FORMATS
+    ],
+)
+def test_a_large_picture_is_decoded_to_the_same_pixels(
+    format_: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By OpenCV, since Pillow's decoders copy it under the GIL: 0.5 s for 64 megapixels of WebP."""
+    noise = np.random.default_rng(1).integers(0, 256, (31, 45, len(mode)), np.uint8)
+    buffer = io.BytesIO()
+    turned = b"Exif\0\0MM\0*" + struct.pack(">LHHHLHHL", 8, 1, 274, 3, 1, 6, 0, 0)
+    Image.fromarray(noise.squeeze()).save(buffer, format_, exif=turned)
+    small: Any = decoded(buffer.getvalue(), limited())
+    monkeypatch.setattr(webp_and_avif, "is_large", lambda _: True)
+    monkeypatch.setattr(WebPImageFile, "_get_next", None)
+    monkeypatch.setattr(AvifImageFile, "load", None)
+    large: Any = decoded(buffer.getvalue(), limited())
+    assert (large.media.mode, large.media.size) == (small.media.mode, small.media.size)
+    assert large.media.tobytes() == small.media.tobytes()
+
+
+@pytest.mark.skipif("AVIF" not in IMAGE_FORMATS, reason="Pillow has no AVIF")
+def test_a_large_avif_with_transparency_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webp_and_avif, "MAX_TRANSPARENT_AVIF", 15)
+    buffer = io.BytesIO()
+    Image.new("RGBA", (4, 4)).save(buffer, "AVIF", speed=10)
+    with pytest.raises(ValueError, match="16 megapixels at most"):
+        decoded(buffer.getvalue(), limited())
 
 
 def test_pillows_warnings_about_a_picture_are_not_kept() -> None:
