@@ -7,6 +7,7 @@ machine have: only at its own, and at those it started.
 import gc
 import logging
 import os
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -79,6 +80,11 @@ class SharedEngines(LoadScopeScheduling):
         }
         super().remove_node(node)
         return crashed
+
+
+def pytest_configure() -> None:
+    """Undo ``nohup``: tests and the processes that they start would ignore SIGHUP too."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.hookimpl(wrapper=True)
