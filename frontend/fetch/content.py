@@ -6,7 +6,7 @@ The origin of the bytes plays no part: a picture is the same by URL, data URL or
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NewType, Self
+from typing import Any, ClassVar, Final, NewType, Self
 
 from blake3 import blake3
 from vllm.exceptions import VLLMValidationError
@@ -103,11 +103,15 @@ def check_video_backend(media_io_kwargs: Mapping[str, Mapping[str, object]]) -> 
 
 @dataclass(frozen=True, eq=False)
 class DeferredMedium:
-    """Encoded bytes and their decoder, with the request's options; ``place`` is for errors."""
+    """Encoded bytes and their decoder, with the request's options; ``place`` is for errors.
+
+    ``size`` is what vLLM counts of a picture of decisions; the request's allowance counts pixels.
+    """
 
     content: Content
     media_io: MediaIO[Any]
     place: str
+    size: ClassVar = (0, 0)
 
 
 @dataclass(frozen=True, eq=False)

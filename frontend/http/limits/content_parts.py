@@ -7,7 +7,6 @@ embeddings. A list or a number there became a 500, in a media loader.
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from PIL import Image
 from vllm.exceptions import VLLMValidationError
 
 from common.vllm_compat.features import reader_of_parts
@@ -27,8 +26,8 @@ def _is_text(content: object) -> bool:
     return isinstance(content, str)
 
 
-def _is_picture(content: object) -> bool:
-    return isinstance(getattr(content, "media", content), Image.Image)
+def _is_medium(content: object) -> bool:
+    return not isinstance(content, (str, int, float, list, Mapping))
 
 
 def _is_sound(content: object) -> bool:
@@ -50,8 +49,8 @@ WANTED: Final[Mapping[str, Wanted]] = {
     "audio_embeds": _EMBEDDINGS,
     "audio_url": _ADDRESS,
     "image_embeds": _EMBEDDINGS,
-    # Of decisions, which vLLM makes chats of. No JSON is one.
-    "image_pil": Wanted("left out: send `image_url`", _is_picture),
+    # vLLM's routes for decisions make such parts, of decoded or deferred media. No JSON is one.
+    "image_pil": Wanted("left out: send `image_url`", _is_medium),
     "image_url": _ADDRESS,
     "input_audio": Wanted("an object with `data`, a string in base64, and `format`", _is_sound),
     "input_image": _ADDRESS,

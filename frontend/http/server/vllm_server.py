@@ -105,12 +105,14 @@ async def build_vllm_app(
 
 
 def decode_for_decisions(app: FastAPI) -> None:
-    """Have media of decisions decoded as they are fetched: vLLM looks at the size of pictures, and
-    whether films have sound.
+    """Decode media of decisions when they are fetched, where vLLM looks at the size of pictures or
+    for the sound of films. Elsewhere they stay deferred, since each question would hash a decoded
+    picture.
     """
     for serving in vars(app.state)["_state"].values():
         strategy: Any = getattr(serving, "strategy", None)
-        if getattr(strategy, "modalities", None):
+        looks = getattr(strategy, "max_image_pixels", 0) is not None
+        if looks and getattr(strategy, "modalities", None):
             strategy._connector.defers = False
 
 

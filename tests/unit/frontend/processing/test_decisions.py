@@ -13,6 +13,7 @@ from vllm.renderers import ChatParams, TokenizeParams
 from common.request_plane.card import WorkerCard
 from common.transfer.arena.arena import Arena
 from frontend.fetch.connector import CONNECTOR_NAME, register
+from frontend.fetch.content import DeferredMedium
 from frontend.fetch.loader import MediaLoader
 from frontend.http.limits import content_parts
 from frontend.http.server.vllm_server import decode_for_decisions
@@ -42,28 +43,51 @@ async def preprocessor(
     await loader.close()
 
 
-async def test_pictures_are_decoded_as_they_are_fetched_and_taken(
-    preprocessor: Preprocessor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They were a 500, since vLLM asks for their size, or a 400, since no client may send them."""
-    kind = pytest.importorskip(MODULE).LiquidStrategy
-    strategy = object.__new__(kind)
+def deciding(preprocessor: Preprocessor, monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
+    """Return vLLM's strategy of that name, in an app."""
+    strategy = object.__new__(getattr(pytest.importorskip(MODULE), name))
     strategy.modalities = frozenset({"image"})  # from 0.33 on set where it is made
     strategy.context = SimpleNamespace(engine_client=preprocessor)
     app = FastAPI()
     app.state.decisions = SimpleNamespace(strategy=strategy)
     app.state.other = None
     decode_for_decisions(app)
-    module, name = content_parts.reader_of_parts()
-    monkeypatch.setattr(module, name, content_parts.parse)
+    module, reader = content_parts.reader_of_parts()
+    monkeypatch.setattr(module, reader, content_parts.parse)
+    return strategy
+
+
+async def rendered(preprocessor: Preprocessor, parts: list[Any], question: str) -> Any:
+    """Return the prompt of a question about pictures."""
+    _, (prompt,) = await preprocessor.renderer.render_chat_async(
+        [[{"role": "user", "content": [*parts, {"type": "text", "text": question}]}]],
+        ChatParams(),
+        TokenizeParams(max_total_tokens=4096, add_special_tokens=False),
+        prompt_extras={},
+    )
+    return prompt
+
+
+async def test_pictures_are_decoded_as_they_are_fetched_and_taken(
+    preprocessor: Preprocessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were a 500, since vLLM asks for their size, or a 400, since no client may send them."""
+    strategy = deciding(preprocessor, monkeypatch, "LiquidStrategy")
     with asking():
         parts: list[Any] = await strategy._image_parts([data_uri(picture("decided", (1400, 900)))])
         assert parts[0]["image_pil"].size == (1277, 821)
-        text = {"type": "text", "text": "What?"}
-        _, (prompt,) = await preprocessor.renderer.render_chat_async(
-            [[{"role": "user", "content": [*parts, text]}]],
-            ChatParams(),
-            TokenizeParams(max_total_tokens=4096, add_special_tokens=False),
-            prompt_extras={},
-        )
+        prompt = await rendered(preprocessor, parts, "What?")
     assert len(prompt["mm_kwargs"]["image"]) == 1
+
+
+async def test_questions_share_a_picture_that_is_not_decoded(
+    preprocessor: Preprocessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 questions each hashed four decoded pictures of 75 MB; others' waited for 12 s."""
+    strategy = deciding(preprocessor, monkeypatch, "NextTokenStrategy")
+    with asking():
+        parts = await strategy._image_parts([data_uri(picture("asked about"))])
+        assert isinstance(parts[0]["image_pil"], DeferredMedium)
+        for question in ("What?", "Why?"):
+            prompt = await rendered(preprocessor, parts, question)
+            assert len(prompt["mm_kwargs"]["image"]) == 1
