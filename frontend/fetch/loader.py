@@ -7,7 +7,7 @@ on decoding here.
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -24,6 +24,7 @@ from common.media.formats import is_web_page
 from common.media.picture_strips import LARGE
 from common.observability.telemetry import MEDIA_DECODES, MEDIA_FETCHED_BYTES, MEDIA_FETCHES, stage
 from common.observability.watchdog import allow
+from frontend.client_turns import ClientTurns
 from frontend.fetch.allowance import HeldBytes, RequestAllowance, current_allowance
 from frontend.fetch.cache import EntityTags, MediaCache
 from frontend.fetch.content import Content, Digest, decoding_mode
@@ -86,6 +87,8 @@ class MediaLoader:
             "media", envs.VLLM_MEDIA_LOADING_THREAD_COUNT, policy.decode_timeout_s
         )
         self.pool = pool or self._own_pool
+        self._turns = _half(envs.VLLM_MEDIA_LOADING_THREAD_COUNT)
+        self._turns_at_speech = _half(envs.VLLM_MAX_AUDIO_PREPROCESS_WORKERS)
         self._cache = MediaCache(cache_bytes)
         self._tags = EntityTags(self._cache)
         own = (RequestLimitError,)
@@ -122,7 +125,9 @@ class MediaLoader:
         allowance = current_allowance(self.policy)
 
         async def decode_and_keep() -> tuple[Any, bool]:
-            decoded, reservation = await self._in_pool(self._decode, content, media_io, allowance)
+            decoded, reservation = await _in_turn(
+                self._turns, self.pool, partial(self._decode, content, media_io, allowance)
+            )
             kept = self._cache.add(content, mode, decoded)
             if kept:
                 reservation.release()  # the cache has a budget of its own
@@ -145,7 +150,9 @@ class MediaLoader:
             return await self._in_pool(self._copy, cached)
         allowance = current_allowance(self.policy)
         async with allowance.decodes:
-            decoded, _ = await self._in_pool(self._decode, content, media_io, allowance)
+            decoded, _ = await _in_turn(
+                self._turns, self.pool, partial(self._decode, content, media_io, allowance)
+            )
         return decoded
 
     async def decode_speech(
@@ -156,7 +163,7 @@ class MediaLoader:
         """
         content, media_io = Content(data, Digest(b"")), SpeechIO(load)
         decode = partial(self._decode, content, media_io, current_allowance(self.policy))
-        decoded, _ = await asyncio.get_running_loop().run_in_executor(threads, decode)
+        decoded, _ = await _in_turn(self._turns_at_speech, threads, decode)
         return decoded
 
     async def close(self) -> None:
@@ -270,6 +277,27 @@ class MediaLoader:
 
     async def _in_pool(self, function: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.pool, function, *args)
+
+
+async def _in_turn(turns: ClientTurns, threads: Executor, decode: Callable[[], T]) -> T:
+    """Decode in one of the threads, of which a client has half until they return, also from what it
+    no longer waits for: films keep them for a minute, and others need them to read a data URL.
+    """
+    turn, loop = turns.of_client(), asyncio.get_running_loop()
+    await turn.acquire()
+    with undo_on_error(turn.release):
+        decoding = threads.submit(decode)
+
+    def returned(_: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(turn.release)
+
+    decoding.add_done_callback(returned)
+    return await asyncio.wrap_future(decoding)
+
+
+def _half(threads: int) -> ClientTurns:
+    return ClientTurns(max(1, threads // 2))
 
 
 def _keeping(

@@ -17,10 +17,11 @@ from vllm.multimodal.media import ImageMediaIO, MediaWithBytes, VideoMediaIO
 
 from frontend.fetch import decoders as decode_module
 from frontend.fetch import loader as loader_module
-from frontend.fetch.content import Content
+from frontend.fetch.content import Content, Digest
 from frontend.fetch.loader import MediaLoader
 from frontend.fetch.single_flight import SingleFlight
 from frontend.media_limits.policy import FetchPolicy, RefusedError, TooLargeError, UnfetchableError
+from frontend.request_context import begin
 from tests.pictures import data_uri, picture
 from tests.unit.frontend.fetch.conftest import MakeLoader
 from tests.unit.frontend.fetch.sites import Site, answer, gated, hang_up, in_turn, revalidated
@@ -324,6 +325,41 @@ async def test_a_decode_that_nobody_waits_for(decodes: Decodes) -> None:
     release()
     assert np.array_equal(image(await loader.load(data_uri(A), ImageMediaIO())), truth(A))
     await loader.close()
+
+
+async def test_a_client_leaves_threads_to_others(
+    monkeypatch: pytest.MonkeyPatch, make_loader: MakeLoader
+) -> None:
+    """Beside eight of one client's films another's small picture waited for 12 s and more."""
+    gate, begun = threading.Event(), threading.Semaphore(0)
+    original = decode_module.decode
+
+    def decode(content: Content, *args: Any) -> object:
+        if content.data == A:
+            begun.release()
+            gate.wait(30)
+        return original(content, *args)
+
+    monkeypatch.setattr(loader_module, "decode", decode)
+    loader = make_loader()
+
+    async def load(peer: str, data: bytes) -> object:
+        begin().peer = peer
+        return await loader.decode_once(Content(data, Digest(data)), ImageMediaIO())
+
+    async def loads(peer: str, data: bytes, count: int) -> list[asyncio.Task[object]]:
+        return [asyncio.create_task(load(peer, data)) for _ in range(count)]
+
+    gone = await loads("10.0.0.1", A, 4)
+    assert await asyncio.to_thread(lambda: all(begun.acquire(timeout=10) for _ in gone))
+    for one in gone:
+        one.cancel()
+    left = await loads("10.0.0.1", A, 8)
+    (other,) = await loads("10.0.0.2", B, 1)
+    assert np.array_equal(image(await asyncio.wait_for(other, 10)), truth(B))
+    assert not begun.acquire(blocking=False), "threads count until they return"
+    gate.set()
+    assert len(await asyncio.gather(*left)) == 8
 
 
 async def test_a_failure_is_told_to_all(make_loader: MakeLoader, site: Site) -> None:
