@@ -100,9 +100,11 @@ PILED_ANSWERS = 512
 merges further ones."""
 
 READ_S = 0.003
-"""How long a link reads answers before their requests have a turn. With a message a turn, the
-answers of all wait behind those of requests whose turns are long: their log probabilities are
-written as JSON, for instance."""
+"""How long a link reads answers before their requests have a turn, or as long as their turn before
+took. The answers of all would wait in the socket behind those of requests whose turns are long:
+their log probabilities are written as JSON, for instance."""
+
+MAX_READ_S = 0.05  # in any case
 
 SHARE = 0.25
 """Limit of a worker's share of the event loop for messages that answer no request. Its load reports
@@ -345,7 +347,7 @@ class WorkerLink:
         return len(self._dispatches)
 
     async def _read(self) -> None:
-        pace, turn = Pace(), 0.0
+        pace, turn, budget = Pace(), 0.0, READ_S
         while True:
             try:
                 frames = await self._receive_frames()
@@ -356,11 +358,12 @@ class WorkerLink:
             began = time.monotonic()
             answered = await self._handle(frames)
             now = time.monotonic()
-            if answered and now - turn < READ_S and not self._piled and self._socket.readable:
+            if answered and now - turn < budget and not self._piled and self._socket.readable:
                 continue
             # In any case a turn for others, such as the readers of the answers.
             await asyncio.sleep(0 if answered else pace.pause_s(began, now))
             turn = time.monotonic()
+            budget = max(READ_S, min(turn - now, MAX_READ_S))
 
     async def _handle(self, frames: Sequence[memoryview]) -> bool:
         """Return whether a message answered a request."""
