@@ -14,7 +14,7 @@ from vllm.tokenizers import get_tokenizer
 from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.outputs import LogprobsLists
 
-from backend_worker.engine.token_texts import FEW, remember_texts
+from backend_worker.engine.token_texts import FEW, PART, remember_texts
 from tests.byte_fallback import byte_fallback_tokenizer
 from tests.demo_model import shared_demo_model
 
@@ -69,11 +69,27 @@ def test_a_token_is_decoded_once(tokenizers: tuple[Any, Any]) -> None:
         remember_texts(tokenizer)
         for _ in range(3):
             assert tokenizer.decode([40, 41]) and tokenizer.decode([42])
-        assert decode.call_count == 2
+        assert decode.call_count == 3
         long = Random(1).choices(range(len(tokenizer)), k=FEW + 1)
         assert tokenizer.decode(long, skip_special_tokens=True) == tokenizer.decode(long)
         assert tokenizer.decode([40], skip_special_tokens=False) == tokenizer.decode([40])
-        assert decode.call_count == 6
+        assert decode.call_count == 7
+
+
+def test_parts_of_characters_are_not_decoded_anew_after_each_text(
+    tokenizers: tuple[Any, Any],
+) -> None:
+    """Candidates are hundreds of such tokens, in texts of emojis or of rare scripts."""
+    tokenizer, _ = tokenizers
+    parts = [token for token in range(len(tokenizer)) if tokenizer.decode([token]) == PART]
+    assert len(parts) > 100
+    assert all(tokenizer.decode([40, 41, part]).endswith(PART) for part in parts)
+    with patch.object(tokenizer, "decode", wraps=tokenizer.decode) as decode:
+        remember_texts(tokenizer)
+        assert all(tokenizer.decode([40, 41, part]).endswith(PART) for part in parts)
+        assert decode.call_count < len(parts) + 10, "each once, and the text before once"
+        assert all(tokenizer.decode([41, 40, part]).endswith(PART) for part in parts)
+        assert decode.call_count < len(parts) + 10
 
 
 def test_a_token_of_no_vocabulary_is_told_each_time(tokenizers: tuple[Any, Any]) -> None:
