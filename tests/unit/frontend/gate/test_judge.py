@@ -19,6 +19,9 @@ from tests.by_version import since_033
 
 CHOICES = 16
 
+COLLIDING = [(2**61 - 1) * number for number in range(1, 10_000)]
+"""All have the hash 0."""
+
 FORM_FIELDS = {"file", "timestamp_granularities[]"}
 """Come in forms only, which Starlette bounds."""
 
@@ -124,6 +127,9 @@ def test_what_clients_send_passes(body: Any) -> None:
             "messages and inputs have more than 32768 values",
         ),
         ({"stream_interval": 2000}, "`stream_interval` is more than 256"),
+        ({"logit_bias": dict.fromkeys(map(str, COLLIDING), 1)}, "`logit_bias` take too long"),
+        ({"stop_token_ids": COLLIDING}, "`stop_token_ids` take too long"),
+        ({"stop_token_ids": [*map(str, COLLIDING), "a"]}, "`stop_token_ids` take too long"),
         ({"tokens": [1] * 270_000}, "`tokens` has 270000 entries"),
         (
             {
