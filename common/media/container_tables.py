@@ -15,6 +15,7 @@ reads first and compares afterwards; ``decoder_guard`` ends a file that takes lo
 
 import re
 import struct
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Self
@@ -52,7 +53,7 @@ _MAX_LISTED: Final = 1 << 26
 """More than FFmpeg ever takes memory for. Four letters of a text are more than that."""
 
 _MATROSKA: Final = b"\x1a\x45\xdf\xa3"
-_MATROSKA_TRACKS: Final = b"\x16\x54\xae\x6b"
+_MATROSKA_TRACKS: Final = re.compile(rb"\x16\x54\xae\x6b")
 _MAX_TRACKS: Final = 1000  # FFmpeg's own limit, which it looks at when it has read all of them
 
 
@@ -72,14 +73,18 @@ _COMMENT: Final = 4
 _MAX_BLOCKS: Final = 1_024
 
 _NAMES: Final = {
-    _MATROSKA: (b"\x67\xc8", b"\x73\xc4"),  # titles and chapters
-    b"\x06\x0e\x2b\x34": (b"\x06\x0e\x2b\x34\x02\x53\x01\x01",),  # sets of MXF
+    _MATROSKA: (re.compile(rb"\x67\xc8"), re.compile(rb"\x73\xc4")),  # titles and chapters
+    _MXF_START: (re.compile(rb"\x06\x0e\x2b\x34\x02\x53\x01\x01"),),  # sets of MXF
 }
 _FRAMES_OF_ID3: Final = re.compile(rb"T[A-Z0-9]{2}|COM|PIC|PRI|CHA|ULT|USL|SLT|SYL")
 """Names of three or four letters, of frames that libsndfile or FFmpeg keep."""
 _WITH_ID3: Final = (b"ID3", b"\xff")
 
 _OGG_PAGE: Final = re.compile(rb"OggS\x00.{21}(.)", re.DOTALL)
+_HANDLERS: Final = re.compile(rb"soun|vide|trak")
+
+_PIECE_BYTES: Final = 1 << 17
+_MAX_MATCH: Final = 64
 _LACING: Final = 255
 
 
@@ -92,19 +97,38 @@ def fault_of(data: bytes) -> str:
     return ""
 
 
+def _matches(
+    pattern: re.Pattern[bytes], data: bytes | memoryview, start: int = 0, end: int | None = None
+) -> Iterator[re.Match[bytes]]:
+    """Yield what ``finditer`` does, searching piece by piece: a search holds the GIL. One of
+    200 MB stopped the event loop for 7 s."""
+    end = len(data) if end is None else end
+    while start < end:
+        begin, start = start, min(end, start + _PIECE_BYTES)
+        for found in pattern.finditer(data, begin, min(end, start + _MAX_MATCH)):
+            if found.start() >= begin + _PIECE_BYTES:
+                break
+            yield found
+            start = max(start, found.end())
+
+
+def _count(pattern: re.Pattern[bytes], data: bytes) -> int:
+    return sum(1 for _ in _matches(pattern, data))
+
+
 def claims_too_much(data: bytes | memoryview) -> bool:
     """Return whether FFmpeg would allocate memory for missing data when it opens a file."""
     start = after_tags(data)
     if bytes(data[start : start + 3]) == b"FLV":
         return any(
             int.from_bytes(found[1], "big") * _FLV_NUMBER > len(data)
-            for found in _FLV_ARRAYS.finditer(data)
+            for found in _matches(_FLV_ARRAYS, data)
         )
     if bytes(data[start : start + 4]) == _MATROSKA:
         return _has_too_many_tracks(data)
     if _MXF_START in bytes(data[: 1 << 16]):
         return any(
-            int.from_bytes(found[1], "big") > len(data) for found in _MXF_DURATION.finditer(data)
+            int.from_bytes(found[1], "big") > len(data) for found in _matches(_MXF_DURATION, data)
         )
     return _lists_too_much(data) or _claims_too_many_samples(data)
 
@@ -113,21 +137,21 @@ def _lists_too_much(data: bytes | memoryview) -> bool:
     """Return whether a list of an MP4 has more entries than the file has bytes."""
     return any(
         len(data) < int.from_bytes(found[found.lastindex or 0], "big") < _MAX_LISTED
-        for found in _LISTS.finditer(data)
+        for found in _matches(_LISTS, data)
     )
 
 
 def _has_too_many_tracks(data: bytes | memoryview) -> bool:
     """Return whether a Matroska or WebM file has more tracks than any film."""
-    whole = bytes(data)
-    tracks = start = 0
-    while (found := whole.find(_MATROSKA_TRACKS, start)) >= 0 and tracks <= _MAX_TRACKS:
-        start = found + len(_MATROSKA_TRACKS)
-        tracks += _elements(whole, start)
-    return tracks > _MAX_TRACKS
+    tracks = 0
+    for found in _matches(_MATROSKA_TRACKS, data):
+        tracks += _elements(data, found.end())
+        if tracks > _MAX_TRACKS:
+            return True
+    return False
 
 
-def _elements(data: bytes, at: int) -> int:
+def _elements(data: bytes | memoryview, at: int) -> int:
     """Return the number of EBML elements behind a name, up to one more than the most tracks.
     Ignores the parent's end: later elements have other names."""
     at += _length_of_number(data, at)
@@ -141,7 +165,7 @@ def _elements(data: bytes, at: int) -> int:
     return count
 
 
-def _length_of_number(data: bytes, at: int) -> int:
+def _length_of_number(data: bytes | memoryview, at: int) -> int:
     """Return the bytes of an EBML number, by its first bits."""
     return 9 - data[at].bit_length() if at < len(data) else 1
 
@@ -201,14 +225,14 @@ class _Track:
 
     @classmethod
     def between(cls, data: bytes | memoryview, start: int, end: int) -> Self:
-        inside = bytes(data[start:end])
-        sounds = inside.count(b"soun") == 1 and b"vide" not in inside
-        track = cls(data, sounds=sounds, names=inside.count(b"trak"))
+        named = Counter(found[0] for found in _matches(_HANDLERS, data, start, end))
+        sounds = named[b"soun"] == 1 and not named[b"vide"]
+        track = cls(data, sounds=sounds, names=named[b"trak"])
         track.look(start, end)
         return track
 
     def look(self, start: int, end: int) -> None:
-        for table in _TABLES.finditer(self.data, start, end):
+        for table in _matches(_TABLES, self.data, start, end):
             self.tables.setdefault(table[0], []).append(table.end())
 
     def join(self, other: "_Track") -> None:
@@ -287,11 +311,11 @@ def has_too_much_metadata(data: bytes) -> bool:
     start = after_tags(data)
     return (
         any(
-            data.startswith(begins) and data.count(name) > most
+            data.startswith(begins) and _count(name, data) > most
             for begins, names in _NAMES.items()
             for name in names
         )
-        or (data.startswith(_WITH_ID3) and sum(1 for _ in _FRAMES_OF_ID3.finditer(data)) > 2 * most)
+        or (data.startswith(_WITH_ID3) and _count(_FRAMES_OF_ID3, data) > 2 * most)
         or (data.startswith(b"OggS", start) and _in_long_packets(data) > MAX_COMMENT_BYTES)
         or (data.startswith(b"fLaC", start) and _in_comments(data, start + 4) > MAX_COMMENT_BYTES)
     )
@@ -300,7 +324,7 @@ def has_too_much_metadata(data: bytes) -> bool:
 def _in_long_packets(data: bytes) -> int:
     """Return the bytes of Ogg pages in which no packet ends. Few packets of sound have one."""
     total = 0
-    for page in _OGG_PAGE.finditer(data):
+    for page in _matches(_OGG_PAGE, data):
         segments = page[1][0]
         if data[page.end() : page.end() + segments] == bytes([_LACING]) * segments:
             total += segments * _LACING

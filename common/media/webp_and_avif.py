@@ -4,6 +4,7 @@ Six WebP of 64 megapixels in a request of 0.9 MB stopped the event loop for 1.1 
 large pictures to the same pixels, without the GIL.
 """
 
+from io import SEEK_END
 from typing import IO, Any, Final
 
 import cv2
@@ -20,12 +21,22 @@ _READ: Final = {
 }
 """How OpenCV decodes a picture of this mode, and what its pixels are to Pillow."""
 
+MAX_WEBP_BYTES: Final = 64 << 20
+"""Pillow copies the file thrice under the GIL whenever it opens it."""
+
 MAX_TRANSPARENT_AVIF: Final = 16 << 20
 """Pixels. Pillow copies 64 megapixels under the GIL in half a second."""
 
 
 class WebP(WebPImagePlugin.WebPImageFile):
     """A WebP that drops its decoder, which keeps two frames, with the first frame."""
+
+    def _open(self) -> None:
+        assert self.fp is not None
+        if self.fp.seek(0, SEEK_END) > MAX_WEBP_BYTES:
+            raise ValueError("a WebP has 64 MiB at most: send a PNG or JPEG")
+        self.fp.seek(0)
+        super()._open()
 
     def load(self) -> Any:
         if self._decoder is None:

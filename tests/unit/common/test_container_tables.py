@@ -2,8 +2,10 @@
 
 import ctypes
 import io
+import re
 import struct
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, VideoMediaIO
 
+from common.media import container_tables
 from common.media.container_tables import claims_too_much
 from common.media.decoder_guard import MAX_FFMPEG_BYTES, guard_decoders
 from frontend.fetch.content import Content
@@ -180,3 +183,24 @@ def test_honest_files_pass() -> None:
 def test_a_tag_hides_no_table(name: str) -> None:
     """FFmpeg looks behind it."""
     assert claims_too_much(b"ID3\x03\0\0\0\0\0\x0a" + bytes(10) + hostile()[name])
+
+
+def test_a_search_gives_others_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of 200 MB held the GIL for 7 s, and the event loop waited."""
+    monkeypatch.setattr(container_tables, "_PIECE_BYTES", 100)
+    data = np.random.default_rng(1).integers(0, 4, 20_000, np.uint8).tobytes()
+    asked: list[int] = []
+
+    class Pattern:
+        def finditer(self, data: bytes, start: int, end: int) -> Iterator[re.Match[bytes]]:
+            asked.append(end - start)
+            return pattern.finditer(data, start, end)
+
+    for pattern in (
+        re.compile(rb"\x00\x01|\x01\x02\x03"),
+        re.compile(rb"\x02.{30}(\x01)", re.DOTALL),
+    ):
+        found = container_tables._matches(Pattern(), data, 7, 19_900)  # type: ignore[arg-type]
+        expected = [each.span() for each in pattern.finditer(data, 7, 19_900)]
+        assert [each.span() for each in found] == expected
+    assert max(asked) <= 100 + container_tables._MAX_MATCH

@@ -199,6 +199,13 @@ def test_a_large_picture_in_lab_is_converted_at_once(monkeypatch: pytest.MonkeyP
     assert len(prepared) == 1
 
 
+def test_a_webp_of_more_bytes_than_pillow_may_copy() -> None:
+    """Pillow copies it under the GIL: 200 MB behind a picture stopped the event loop for 1.5 s."""
+    padded = format_probe._picture("WEBP") + bytes(webp_and_avif.MAX_WEBP_BYTES)
+    with pytest.raises(ValueError, match="64 MiB at most"):
+        decoded(padded, limited())
+
+
 def test_pillows_warnings_about_a_picture_are_not_kept() -> None:
     """Each has a text of its own, and Python keeps and prints all of them."""
     policy = limited()
