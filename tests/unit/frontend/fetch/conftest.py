@@ -10,12 +10,15 @@ from typing import TypeAlias
 import pytest
 import uvloop
 
+from common.media.decoder_guard import guard_decoders
 from frontend.fetch.http import HttpFetcher
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits import addresses, policy
 from frontend.media_limits.addresses import Address
 from frontend.media_limits.policy import FetchPolicy
 from tests.unit.frontend.fetch.sites import OTHER_PUBLIC, PRIVATE, PUBLIC, Site, serving
+
+guard_decoders()  # as each frontend does; a module that is run alone would else have plain ones
 
 
 class Names:
