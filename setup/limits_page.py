@@ -20,6 +20,7 @@ from frontend.gate.judge import (
     MAX_SAMPLED,
     MAX_SHARED,
     MAX_STREAM_INTERVAL,
+    MAX_TOKEN_ID,
     NOT_FROM_CLIENTS,
     PROCESSOR_INPUTS,
     RENDERER_OPTIONS,
@@ -125,6 +126,7 @@ more | {repeated} |
 | characters of a request times its `questions` | {asked} |
 | `repetition_detection`: `max_pattern_size`, squared, times `min_count` and choices | {compared} |
 | `stream_interval` | {interval} |
+| ids of the kind tokens | {token_id} |
 | `length_penalty`, or minus it | {penalty:g} |
 | characters of `chat_template_kwargs` times values of messages | {rendered} |
 | parts of a form; bytes of the headers of each, and of each that is no file | {form} |
@@ -189,6 +191,7 @@ def page() -> str:
         penalty=MAX_LENGTH_PENALTY,
         rendered=f"{MAX_RENDERED:,}",
         interval=f"{MAX_STREAM_INTERVAL:,}",
+        token_id=f"{MAX_TOKEN_ID:,}",
         form=f"{MAX_PARTS:,}; {MAX_HEAD_BYTES:,}; {MAX_TEXT_BYTES:,}",
         kinds="\n".join(rows),
         nested=_names(NESTED),

@@ -127,9 +127,15 @@ def test_what_clients_send_passes(body: Any) -> None:
             "messages and inputs have more than 32768 values",
         ),
         ({"stream_interval": 2000}, "`stream_interval` is more than 256"),
-        ({"logit_bias": dict.fromkeys(map(str, COLLIDING), 1)}, "`logit_bias` take too long"),
-        ({"stop_token_ids": COLLIDING}, "`stop_token_ids` take too long"),
-        ({"stop_token_ids": [*map(str, COLLIDING), "a"]}, "`stop_token_ids` take too long"),
+        (
+            {"logit_bias": dict.fromkeys(map(str, COLLIDING), 1)},
+            "`logit_bias` has a token id",
+        ),
+        ({"stop_token_ids": COLLIDING}, "`stop_token_ids` has a token id"),
+        (
+            {"stop_token_ids": [*map(str, COLLIDING), "a"]},
+            "`stop_token_ids` has a token id",
+        ),
         ({"tokens": [1] * 270_000}, "`tokens` has 270000 entries"),
         (
             {
