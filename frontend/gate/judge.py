@@ -15,6 +15,7 @@ from frontend.gate.fields import (
     MESSAGES,
     NESTED,
     OF_EACH_PROMPT,
+    RESULTS,
     TEMPLATE_OPTIONS,
     TOKENS,
     UNKNOWN,
@@ -150,7 +151,7 @@ def _judge_fields(body: Body, max_choices: int, *, nested: bool) -> None:
             if limit is TEMPLATE_OPTIONS:
                 variables += characters
             if limit is TOKENS and isinstance(value, list | dict):
-                _refuse_far_ids(name, value)
+                _refuse_far_ids(f"`{name}`", value)
             refused = _NAMES_REFUSED.get(name)
             if refused is not None and isinstance(value, dict):
                 _refuse_names(name, value, refused)
@@ -177,14 +178,14 @@ def _refuse_names(field: str, value: Body, names: frozenset[str]) -> None:
         raise RequestRejectedError(f"`{field}` must not have {given[0]!r}")
 
 
-def _refuse_far_ids(field: str, tokens: Iterable[Any]) -> None:
+def _refuse_far_ids(what: str, tokens: Iterable[Any]) -> None:
     for token in tokens:
         try:
             far = abs(int(token)) > MAX_TOKEN_ID
         except (OverflowError, TypeError, ValueError):
             continue  # vLLM refuses it
         if far:
-            raise RequestRejectedError(f"`{field}` has a token id that no vocabulary has")
+            raise RequestRejectedError(f"{what} has a token id that no vocabulary has")
 
 
 def _measure(what: str, value: object, limit: Limit) -> tuple[int, int]:
@@ -208,6 +209,8 @@ def _measure(what: str, value: object, limit: Limit) -> tuple[int, int]:
                     )
                 values += len(each)
                 characters += sum(map(len, each))
+                if limit is RESULTS:  # log probabilities are by token id
+                    _refuse_far_ids(what, (key for key in each if not key[:1].isalpha()))
                 inner.extend(each.values())
             elif isinstance(each, list):
                 values += len(each)

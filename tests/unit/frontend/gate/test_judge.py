@@ -131,6 +131,10 @@ def test_what_clients_send_passes(body: Any) -> None:
             {"logit_bias": dict.fromkeys(map(str, COLLIDING), 1)},
             "`logit_bias` has a token id",
         ),
+        (
+            {"generate_response": {"prompt_logprobs": [{key: {} for key in map(str, COLLIDING)}]}},
+            "`generate_response` has a token id",
+        ),
         ({"stop_token_ids": COLLIDING}, "`stop_token_ids` has a token id"),
         (
             {"stop_token_ids": [*map(str, COLLIDING), "a"]},
