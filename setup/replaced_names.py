@@ -142,7 +142,7 @@ OBJECTS: Final = (
                 "renderer._process_multimodal_async",
                 "renderer._tokenize_prompt_async",
                 "setattr(processor, name)",
-                "setattr(renderer, name)",
+                "setattr(chats, name)",
                 "texts._inner",
                 "texts.replace_inner",
             ),
@@ -169,6 +169,8 @@ OBJECTS: Final = (
                 "serving._detect_language",
                 "serving._preprocess_executor",
                 "serving.create_tokenize",
+                "setattr(chats, name)",
+                "vars(encoding)[name]",
             ),
             "frontend/http/streaming/parsing.py": ("vars(derenderer).update(ours)",),
             "frontend/http/streaming/stream_errors.py": (

@@ -72,7 +72,10 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.serve.middleware.x_request_id",
             "vllm.envs",
         ),
-        "frontend/http/server/serving_threads.py": ("vllm.envs",),
+        "frontend/http/server/serving_threads.py": (
+            "vllm.entrypoints.openai.parser.harmony_utils",
+            "vllm.envs",
+        ),
         "frontend/http/server/tools.py": ("vllm.reasoning", "vllm.tool_parsers"),
     },
     "command line": {

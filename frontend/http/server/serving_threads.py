@@ -1,12 +1,14 @@
-"""Give vLLM's serving objects threads of ours: to decode speech, to tokenize for scores, and to
-write the tokens of a text.
+"""Give vLLM's serving objects threads of ours: to decode speech, to tokenize for scores and for
+gpt-oss, and to write the tokens of a text.
 
 Speech in an unknown language gets a clear error if the model can't detect languages.
 """
 
 import asyncio
+import pickle
+import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from copy import copy
 from functools import partial
 from itertools import chain
@@ -14,18 +16,31 @@ from typing import Any, Final, TypeAlias
 
 from fastapi import FastAPI
 from vllm import envs
+from vllm.entrypoints.openai.parser import harmony_utils
 from vllm.exceptions import VLLMValidationError
 
 from common.aio.watched_threads import WatchedThreads
 from common.errors import OverloadedError, RequestRejectedError
 from frontend.asgi import App, Receive, Scope, Send, as_vllm_error
+from frontend.bounded.forks import forked
 from frontend.fetch import MediaLoader, for_user
+from frontend.http.streaming.parsing import BOUNDS, aside
 from frontend.http.streaming.whole_answers import DeferredParts, entries
 from frontend.media_limits import MediaError
 from frontend.processing import Tokenizing
 from frontend.request_context import current_context
 
 _TOKENS_AT_ONCE: Final = 4096
+
+LONG_WORD: Final = re.compile(r"[^ \t-\r0-9]{64}|[\s/]{64}")
+"""All that gpt-oss's tokenizer may take for one word of more than 130 characters. It holds the GIL
+for the square of a word's length: 100 KB of one letter stopped a frontend for 26 s, 1 MB of words
+for 0.8 s. Honest texts match too, and then cost a fork."""
+
+FEW_BYTES: Final = 4 << 10
+"""Of a conversation that is tokenized here, whatever its words are."""
+
+FEW_BYTES_IN_WORDS: Final = 128 << 10
 
 _SERVINGS: Final = ("openai_serving_transcription", "openai_serving_translation")
 
@@ -110,6 +125,57 @@ def tokenize_scores_aside(
         return made
 
     serving._build_prompts = build_aside
+
+
+def tokenize_harmony_aside(app: FastAPI) -> None:
+    """Render conversations for gpt-oss in a thread, where vLLM does so on the event loop."""
+    chats = app.state.online_renderer
+    if chats.use_harmony:
+        for name in ("render_chat", "render_responses"):
+            setattr(chats, name, partial(_render_aside, getattr(chats, name)))
+
+
+async def _render_aside(
+    render: Callable[..., Coroutine[Any, Any, Vllms]], *args: Vllms, **options: Vllms
+) -> Vllms:
+    async def work() -> Vllms:
+        encoding = harmony_utils.get_encoding()  # before any fork, which would load it again
+        if (name := "render_conversation_for_completion") not in vars(encoding):
+            vars(encoding)[name] = partial(tokens_of_harmony, getattr(encoding, name))
+        return await render(*args, **options)
+
+    return await aside(work())
+
+
+def tokens_of_harmony(
+    encode: Callable[..., list[int]], conversation: Vllms, *args: Vllms, **options: Vllms
+) -> list[int]:
+    """Tokenize in a fork what may take long. Raises VLLMError if it takes too long there too."""
+    texts = list(_strings(conversation.to_dict()))
+    length = sum(len(text.encode()) for text in texts)
+    if length <= FEW_BYTES:
+        return encode(conversation, *args, **options)
+    if length <= FEW_BYTES_IN_WORDS and not any(map(LONG_WORD.search, texts)):
+        return encode(conversation, *args, **options)
+    said = forked(None, lambda _: pickle.dumps(encode(conversation, *args, **options)), BOUNDS)
+    if not said:
+        error = RequestRejectedError(
+            f"the conversation takes more than {BOUNDS.cpu_s} s of a core to be tokenized: send "
+            "fewer characters, or put spaces into words of thousands of characters"
+        )
+        raise as_vllm_error(error)
+    tokens: list[int] = pickle.loads(said)
+    return tokens
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _strings([*value, *value.values()])
+    elif isinstance(value, list):
+        for each in value:
+            yield from _strings(each)
 
 
 def write_tokens_aside(app: FastAPI) -> None:

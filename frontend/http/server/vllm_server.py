@@ -50,6 +50,7 @@ from frontend.http.server.not_found import (
     replace_route,
     say_what_there_is,
 )
+from frontend.http.server.serving_threads import tokenize_harmony_aside
 from frontend.http.server.tools import say_where_tool_flags_go
 from frontend.http.settings import HttpSettings
 from frontend.http.streaming.merging import merge_in_linear_time
@@ -96,6 +97,7 @@ async def build_vllm_app(
     derender_aside(app)
     say_errors(app)
     say_where_tool_flags_go(app)
+    tokenize_harmony_aside(app)
     _handle_errors(app)
     _drop_doubles(app)
     _count_together(app)
