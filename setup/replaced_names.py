@@ -142,7 +142,7 @@ OBJECTS: Final = (
                 "renderer._process_multimodal_async",
                 "renderer._tokenize_prompt_async",
                 "setattr(processor, name)",
-                "setattr(chats, name)",
+                "setattr(renderer, name)",
                 "texts._inner",
                 "texts.replace_inner",
             ),
