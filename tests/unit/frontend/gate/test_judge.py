@@ -136,6 +136,7 @@ def test_what_clients_send_passes(body: Any) -> None:
             "`generate_response` has a token id",
         ),
         ({"stop_token_ids": COLLIDING}, "`stop_token_ids` has a token id"),
+        ({"stop_token_ids": [1 << 20]}, "`stop_token_ids` has a token id"),
         (
             {"stop_token_ids": [*map(str, COLLIDING), "a"]},
             "`stop_token_ids` has a token id",
