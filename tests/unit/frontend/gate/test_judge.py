@@ -126,7 +126,7 @@ def test_what_clients_send_passes(body: Any) -> None:
             {"input": [{"content": ["a"] * 17_000}], "documents": [{"content": ["a"] * 17_000}]},
             "messages and inputs have more than 32768 values",
         ),
-        ({"stream_interval": 2000}, "`stream_interval` is more than 256"),
+        ({"stream_interval": 2000}, "`stream_interval` is more than 64"),
         (
             {"logit_bias": dict.fromkeys(map(str, COLLIDING), 1)},
             "`logit_bias` has a token id",
