@@ -20,6 +20,7 @@ THROUGH: Final[Mapping[str, str]] = {
     "common/cli/mmrouter.py": "common/test_mmrouter_command.py",
     "common/cli/worker_settings.py": "common/test_startup_checks.py",
     "common/transfer/pages.py": "common/test_large_memory.py",
+    "frontend/client_turns.py": "frontend/fetch/test_loader.py",
     **{
         f"common/launcher/{name}.py": "deploy/test_up.py"
         for name in (
