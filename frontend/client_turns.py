@@ -1,10 +1,16 @@
 """Turns of clients at what all share, so that many requests of one delay another's by few."""
 
 import asyncio
-from typing import Final
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import suppress
+from typing import Final, TypeVar
 from weakref import WeakValueDictionary
 
+from common.aio.cleanup import undo_on_error
 from frontend.request_context import current_context
+
+T = TypeVar("T")
 
 
 class ClientTurns:
@@ -18,3 +24,19 @@ class ClientTurns:
     def of_client(self) -> asyncio.Semaphore:
         """Return the semaphore of this task's client. Keep it as long as it is held."""
         return self._turns.setdefault(current_context().client, asyncio.Semaphore(self._most))
+
+    async def run(self, threads: Executor, work: Callable[[], T]) -> T:
+        """Run a function in a thread. The turn lasts until it returns, even if nobody waits for it
+        any more: a client that leaves can't take more threads.
+        """
+        turn, loop = self.of_client(), asyncio.get_running_loop()
+        await turn.acquire()
+        with undo_on_error(turn.release):
+            running = threads.submit(work)
+
+        def returned(_: object) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(turn.release)
+
+        running.add_done_callback(returned)
+        return await asyncio.wrap_future(running)

@@ -7,7 +7,7 @@ on decoding here.
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -125,8 +125,8 @@ class MediaLoader:
         allowance = current_allowance(self.policy)
 
         async def decode_and_keep() -> tuple[Any, bool]:
-            decoded, reservation = await _in_turn(
-                self._turns, self.pool, partial(self._decode, content, media_io, allowance)
+            decoded, reservation = await self._turns.run(
+                self.pool, partial(self._decode, content, media_io, allowance)
             )
             kept = self._cache.add(content, mode, decoded)
             if kept:
@@ -150,8 +150,8 @@ class MediaLoader:
             return await self._in_pool(self._copy, cached)
         allowance = current_allowance(self.policy)
         async with allowance.decodes:
-            decoded, _ = await _in_turn(
-                self._turns, self.pool, partial(self._decode, content, media_io, allowance)
+            decoded, _ = await self._turns.run(
+                self.pool, partial(self._decode, content, media_io, allowance)
             )
         return decoded
 
@@ -163,7 +163,7 @@ class MediaLoader:
         """
         content, media_io = Content(data, Digest(b"")), SpeechIO(load)
         decode = partial(self._decode, content, media_io, current_allowance(self.policy))
-        decoded, _ = await _in_turn(self._turns_at_speech, threads, decode)
+        decoded, _ = await self._turns_at_speech.run(threads, decode)
         return decoded
 
     async def close(self) -> None:
@@ -279,24 +279,10 @@ class MediaLoader:
         return await asyncio.get_running_loop().run_in_executor(self.pool, function, *args)
 
 
-async def _in_turn(turns: ClientTurns, threads: Executor, decode: Callable[[], T]) -> T:
-    """Decode in one of the threads, of which a client has half until they return, also from what it
-    no longer waits for: films keep them for a minute, and others need them to read a data URL.
-    """
-    turn, loop = turns.of_client(), asyncio.get_running_loop()
-    await turn.acquire()
-    with undo_on_error(turn.release):
-        decoding = threads.submit(decode)
-
-    def returned(_: object) -> None:
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(turn.release)
-
-    decoding.add_done_callback(returned)
-    return await asyncio.wrap_future(decoding)
-
-
 def _half(threads: int) -> ClientTurns:
+    """A client has half of the threads: films keep them for a minute, and others need them to read
+    a data URL.
+    """
     return ClientTurns(max(1, threads // 2))
 
 

@@ -153,9 +153,8 @@ def tokens_of_harmony(
     """Tokenize in a fork what may take long. Raises VLLMError if it takes too long there too."""
     texts = list(_strings(conversation.to_dict()))
     length = sum(len(text.encode()) for text in texts)
-    if length <= FEW_BYTES:
-        return encode(conversation, *args, **options)
-    if length <= FEW_BYTES_IN_WORDS and not any(map(LONG_WORD.search, texts)):
+    in_words = length <= FEW_BYTES_IN_WORDS and not any(map(LONG_WORD.search, texts))
+    if length <= FEW_BYTES or in_words:
         return encode(conversation, *args, **options)
     said = forked(None, lambda _: pickle.dumps(encode(conversation, *args, **options)), BOUNDS)
     if not said:

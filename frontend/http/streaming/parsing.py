@@ -207,17 +207,7 @@ async def aside(
     parsing: Coroutine[Any, Any, T], run: Callable[[Coroutine[Any, Any, T]], T] = finished
 ) -> T:
     """Run a coroutine in a thread; the default ``run`` takes only ones that never suspend."""
-    return await _in_turn(partial(contextvars.copy_context().run, run, parsing))
-
-
-async def _in_turn(work: Callable[[], T]) -> T:
-    """Run a function in a thread. Its client's next one starts after it, even if it is given up."""
-    turn = _clients.of_client()
-    await turn.acquire()
-    loop = asyncio.get_running_loop()
-    running = THREADS.submit(work)
-    running.add_done_callback(lambda _: loop.call_soon_threadsafe(turn.release))
-    return await asyncio.wrap_future(running)
+    return await _clients.run(THREADS, partial(contextvars.copy_context().run, run, parsing))
 
 
 async def these(*outputs: T) -> AsyncGenerator[T]:
@@ -290,7 +280,8 @@ def derender_aside(app: FastAPI) -> None:
 async def _derender(parses: bool, work: Callable[..., T], *args: Any, **options: Any) -> T:
     make = partial(work, *args, **options)
     tokens = sum(map(_tokens_of, args)) if parses else 0
-    return await _in_turn(partial(contextvars.copy_context().run, _derendered, make, tokens))
+    run = partial(contextvars.copy_context().run, _derendered, make, tokens)
+    return await _clients.run(THREADS, run)
 
 
 def _derendered(make: Callable[[], T], tokens: int) -> T:
