@@ -62,11 +62,18 @@ class Up:
             self.process.check_alive()
             time.sleep(0.05)
 
+    def children(self, argument: str) -> list[psutil.Process]:
+        """Those that have `argument` on their command line; children may end meanwhile."""
+        found = []
+        for each in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):  # zombies too
+                if argument in each.cmdline():
+                    found.append(each)
+        return found
+
     def sweepers(self) -> list[int]:
         """Processes that are forks of it."""
-        children = psutil.Process(self.process.pid).children()
-        live = [each for each in children if each.status() != psutil.STATUS_ZOMBIE]
-        return [each.pid for each in live if "common.launcher" in each.cmdline()]
+        return [each.pid for each in self.children("common.launcher")]
 
     def until_nothing_is_left(self) -> None:
         deadline = time.monotonic() + 60
@@ -195,8 +202,7 @@ def test_a_worker_that_ends_at_its_start(tmp_path: Path) -> None:
 def test_a_worker_that_is_killed_later(tmp_path: Path) -> None:
     with up(tmp_path) as one:
         one.until(READY)
-        started = psutil.Process(one.process.pid).children()
-        killed = [each for each in started if "backend_worker" in each.cmdline()]
+        killed = one.children("backend_worker")
         killed[0].kill()
         one.until("was ended by SIGKILL; the others go on")
         killed[1].kill()

@@ -1,5 +1,6 @@
 """Every wait for a process ends: what does not answer is killed and replaced."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -236,8 +237,9 @@ def end_server_of(pid: int) -> None:
     server = psutil.Process(pid).parent()
     assert server is not None
     server.kill()
-    while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
-        time.sleep(0.01)
+    with contextlib.suppress(psutil.NoSuchProcess):  # it is reaped meanwhile
+        while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
 
 
 def test_a_fork_server_that_dies_takes_nobody_along_and_is_started_again(one: Pool) -> None:
