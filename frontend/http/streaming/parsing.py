@@ -15,6 +15,7 @@ from collections.abc import (
     Callable,
     Coroutine,
     Iterable,
+    Sequence,
 )
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -22,6 +23,7 @@ from typing import Any, Final, TypeVar
 from fastapi import FastAPI
 from vllm.entrypoints.generate.base.protocol import DeltaFunctionCall, DeltaMessage, FunctionCall
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+from vllm.outputs import RequestOutput
 from vllm.parser.abstract_parser import Parser
 
 from common.aio.watched_threads import WatchedThreads
@@ -34,7 +36,13 @@ from frontend.request_context import begin, current_context
 T = TypeVar("T")
 
 SLOW_S: Final = 0.002
-"""CPU seconds of one output's parsing from which its stream waits. Usual texts take a tenth."""
+"""CPU seconds of one output's parsing from which its stream waits, and its next outputs are parsed
+in a thread. Usual texts take a tenth."""
+
+LONG_OUTPUT: Final = 32
+"""Characters from which an output of a stream is parsed in a thread: an engine or a slow client may
+have gathered many tokens. 1.2 KB of nested objects took gemma4's parser 8 s of the event loop, and
+the first 100 characters of them that came at once 0.5."""
 
 LONG_S: Final = 0.1
 """CPU seconds of one output's parsing that a stream may take a few times only: the time grows with
@@ -44,6 +52,10 @@ LONG_TEXT: Final = 4 << 10
 """Characters from which a whole answer is parsed in a process of its own. Regular expressions of
 parsers take minutes for 64 KB of unclosed tool calls, and seconds for 16 KB. Threads can't be
 ended: two such answers stopped the parsing of all others."""
+
+LONG_OUTPUT_TEXT: Final = 512
+"""Characters of an output of a stream from which parsing it is tried in a process of its own. The
+time of some parsers grows with the cube of the text that comes at once."""
 
 LONG_SPACE: Final = re.compile(r"\s{64}")
 """White space that makes an answer as long: of ``\\s*(.*?)\\s*``, which parsers search for, the
@@ -59,7 +71,8 @@ FEW: Final = 3
 a garbage collection is as long. Three outputs of 200 tokens each took inkling's parser 5 s."""
 
 THREADS: Final = WatchedThreads("answers", 2, limit_s=float("inf"))
-"""Parse whole answers. None is replaced: the length of the answer bounds the work."""
+"""Parse whole answers, and outputs of slow streams. None is replaced: the length of the text bounds
+the work."""
 
 _clients: Final = ClientTurns(1)
 """One thread at a time per client: two requests of 16 choices, 4 KB each, kept granite's parser
@@ -82,10 +95,11 @@ DERENDERING: Final = (
 """Methods of vLLM's derenderer that it runs on the thread that the texts of all prompts need."""
 
 
-class ParsingTime:
-    """CPU seconds that the parsers of a request took since its last output."""
+class RequestParsing:
+    """The parsers of a stream's choices, and CPU seconds that they took since its last output."""
 
-    def __init__(self) -> None:
+    def __init__(self, *parsers: "_Timed") -> None:
+        self.parsers = list(parsers)
         self.seconds = 0.0
 
 
@@ -94,14 +108,24 @@ class _Timed(Parser):
 
     _outputs = 0
     _long_s = 0.0
+    _ahead: tuple[str, DeltaMessage | None] | None = None
 
-    def parse_delta(self, *args: Any, **options: Any) -> DeltaMessage | None:
+    def parse_ahead(self, delta_text: str, **options: object) -> None:
+        """Parse what vLLM is to ask for next."""
+        self._ahead = delta_text, self.parse_delta(delta_text, **options)
+
+    def parse_delta(self, delta_text: str, *args: Any, **options: Any) -> DeltaMessage | None:
         """Raise VLLMError if the outputs before took too long."""
+        if self._ahead is not None:
+            (text, made), self._ahead = self._ahead, None
+            if text != delta_text:
+                raise RuntimeError("vLLM parses other outputs of a stream than it was given")
+            return made
         if self._long_s > LONG_S * (FEW + self._outputs // 50):
             raise _too_long()
         begun = time.thread_time()
         try:
-            made = super().parse_delta(*args, **options)
+            made = super().parse_delta(delta_text, *args, **options)
             if made is not None:
                 _escape_surrogates(call.function for call in made.tool_calls)
             return made
@@ -110,7 +134,7 @@ class _Timed(Parser):
             self._outputs += 1
             if took > LONG_S:
                 self._long_s += took
-            if (spent := current_context().find(ParsingTime)) is not None:
+            if (spent := current_context().find(RequestParsing)) is not None:
                 spent.seconds += took
 
     def parse(self, model_output: str, *args: Any, **options: Any) -> Any:
@@ -124,7 +148,7 @@ def _parsed(model_output: str, make: Callable[[], T]) -> T:
     """Parse long texts in a fork, which costs up to 0.1 s; a standing process would need a
     tokenizer and all of vLLM. The fork's changes of the parser are lost: nothing reads them.
     """
-    if len(model_output) <= LONG_TEXT and not LONG_SPACE.search(model_output):
+    if not _needs_fork(model_output, LONG_TEXT):
         try:
             return make()
         except RecursionError as error:
@@ -134,6 +158,10 @@ def _parsed(model_output: str, make: Callable[[], T]) -> T:
         raise _too_long()
     made: T = pickle.loads(said)
     return made
+
+
+def _needs_fork(text: str, most: int) -> bool:
+    return len(text) > most or LONG_SPACE.search(text) is not None
 
 
 def _escape_surrogates(calls: Iterable[FunctionCall | DeltaFunctionCall | None]) -> None:
@@ -181,15 +209,65 @@ class _Pace:
 _pace: Final = _Pace()
 
 
-async def paced(outputs: AsyncIterable[T]) -> AsyncGenerator[T]:
-    """Yield the outputs of a stream, each delayed by the parsing time of the one before."""
-    spent = ParsingTime()
-    current_context().put(spent)
+def paced(
+    request: object,
+    outputs: AsyncIterable[T],
+    answer_of: Callable[[T], RequestOutput | None],
+    *parsers: "_Timed",
+) -> AsyncGenerator[T]:
+    """Return the outputs of a stream, each delayed by the parsing time of the one before. Long
+    ones, and all after a slow one, are parsed in a thread before vLLM asks for it.
+
+    Args:
+        answer_of: returns what an output has for the parsers.
+        parsers: of the stream's choices, unless they are made later.
+    """
+    parsing = RequestParsing(*parsers)
+    current_context().put(parsing)
+    return _paced(request, outputs, answer_of, parsing)
+
+
+async def _paced(
+    request: object,
+    outputs: AsyncIterable[T],
+    answer_of: Callable[[T], RequestOutput | None],
+    parsing: RequestParsing,
+) -> AsyncGenerator[T]:
+    slow = False
     async for output in outputs:
+        answer = answer_of(output)
+        if answer is not None and (slow or _is_long(answer)):
+            await _in_turn(partial(_parse_ahead, parsing.parsers, request, answer))
         yield output
-        if spent.seconds > SLOW_S:
-            await _pace.wait(spent.seconds)
-        spent.seconds = 0.0
+        if parsing.seconds > SLOW_S:
+            slow = True
+            await _pace.wait(parsing.seconds)
+        parsing.seconds = 0.0
+
+
+def _is_long(answer: RequestOutput) -> bool:
+    return sum(len(part.text) for part in answer.outputs) > LONG_OUTPUT
+
+
+def _parse_ahead(parsers: Sequence[_Timed], request: object, answer: RequestOutput) -> None:
+    for part in answer.outputs:
+        parse = partial(
+            parsers[part.index].parse_ahead,
+            part.text,
+            delta_token_ids=list(part.token_ids),
+            request=request,
+            prompt_token_ids=answer.prompt_token_ids,
+            finished=part.finish_reason is not None,
+        )
+        # A fork's changes of a parser are lost, which the next output needs: it is a trial.
+        if _needs_fork(part.text, LONG_OUTPUT_TEXT) and not forked(parse, _tried, BOUNDS):
+            raise _too_long()
+        parse()
+
+
+def _tried(parse: Callable[[], None]) -> bytes:
+    parse()
+    return b"parsed"
 
 
 def finished(parsing: Coroutine[Any, Any, T]) -> T:
@@ -207,7 +285,11 @@ async def aside(
     parsing: Coroutine[Any, Any, T], run: Callable[[Coroutine[Any, Any, T]], T] = finished
 ) -> T:
     """Run a coroutine in a thread; the default ``run`` takes only ones that never suspend."""
-    return await _clients.run(THREADS, partial(contextvars.copy_context().run, run, parsing))
+    return await _in_turn(partial(run, parsing))
+
+
+async def _in_turn(work: Callable[[], T]) -> T:
+    return await _clients.run(THREADS, partial(contextvars.copy_context().run, work))
 
 
 async def these(*outputs: T) -> AsyncGenerator[T]:
@@ -235,8 +317,17 @@ class ParsesAside(OpenAIServingChat):
     def chat_completion_stream_generator(
         self, request: Any, result_generator: Any, *args: Any, **options: Any
     ) -> AsyncGenerator[Any]:
-        outputs = result_generator if self.parser_cls is None else paced(result_generator)
+        outputs = result_generator
+        if self.parser_cls is not None:
+            outputs = paced(request, outputs, lambda output: output)
         return super().chat_completion_stream_generator(request, outputs, *args, **options)
+
+    def _make_parser(self, *args: Any, **options: Any) -> Parser:
+        parser = super()._make_parser(*args, **options)
+        stream = current_context().find(RequestParsing)
+        if stream is not None and isinstance(parser, _Timed):
+            stream.parsers.append(parser)
+        return parser
 
 
 class _Budgeted(Parser):
@@ -250,7 +341,7 @@ class _Budgeted(Parser):
 
 
 def _within_budget(parse: Callable[..., T], *args: Any, **options: Any) -> T:
-    spent = current_context().find(ParsingTime) or ParsingTime()
+    spent = current_context().find(RequestParsing) or RequestParsing()
     if spent.seconds > DERENDERED_S:
         raise _too_long()
     began = time.thread_time()
@@ -280,12 +371,11 @@ def derender_aside(app: FastAPI) -> None:
 async def _derender(parses: bool, work: Callable[..., T], *args: Any, **options: Any) -> T:
     make = partial(work, *args, **options)
     tokens = sum(map(_tokens_of, args)) if parses else 0
-    run = partial(contextvars.copy_context().run, _derendered, make, tokens)
-    return await _clients.run(THREADS, run)
+    return await _in_turn(partial(_derendered, make, tokens))
 
 
 def _derendered(make: Callable[[], T], tokens: int) -> T:
-    begin().put(ParsingTime())
+    begin().put(RequestParsing())
     if tokens <= FORKED_TOKENS:
         return make()
 

@@ -30,6 +30,7 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import GenerationError, VLLMError
+from vllm.outputs import RequestOutput
 from vllm.parser.abstract_parser import Parser
 
 from frontend.asgi import Arrival, Message, Send
@@ -113,7 +114,9 @@ class Responses(OpenAIServingResponses):
         *args: Any,
         **options: Any,
     ) -> AsyncGenerator[Any]:
-        args = params, outputs if self.parser is None else paced(outputs), context, *args
+        if self.parser is not None:
+            outputs = paced(request, outputs, _answer_of, context.response_parser)
+        args = params, outputs, context, *args
         held: list[Any] = []
         number = -1
         parts = None if self._stores(request) else current_context().find(DeferredParts)
@@ -180,6 +183,11 @@ class Responses(OpenAIServingResponses):
     def _convert_generation_error_to_streaming_response(self, e: GenerationError) -> NoReturn:
         # vLLM makes an event of it that does not validate.
         raise e
+
+
+def _answer_of(context: object) -> RequestOutput | None:
+    """Return what vLLM parses next; other contexts have parsed it."""
+    return context.last_output if isinstance(context, SimpleContext) else None
 
 
 class _Logprobs:

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 import re
 import threading
 from collections.abc import AsyncGenerator
@@ -17,10 +18,13 @@ from vllm.entrypoints.generate.base.protocol import (
     FunctionCall,
 )
 from vllm.entrypoints.openai.chat_completion.batch_serving import OpenAIServingChatBatch
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.responses.context import SimpleContext
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.exceptions import VLLMValidationError
+from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.parser import ParserManager
 from vllm.parser.abstract_parser import Parser
 from vllm.renderers.online_derenderer import OnlineDerenderer
@@ -33,16 +37,19 @@ from frontend.http.streaming.parsing import (
     DERENDERING,
     FEW,
     FORKED_TOKENS,
+    LONG_OUTPUT_TEXT,
     LONG_S,
     LONG_TEXT,
-    ParsingTime,
+    SLOW_S,
+    ParsesAside,
+    RequestParsing,
     aside,
     derender_aside,
     paced,
     these,
     timed,
 )
-from frontend.http.streaming.stream_errors import Messages, Responses
+from frontend.http.streaming.stream_errors import Messages, Responses, _answer_of
 from frontend.http.streaming.token_streams import Batches, Chats
 
 TIMEOUT_S = 30.0
@@ -75,9 +82,9 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 async def read(costs: list[float]) -> list[int]:
     """Read a stream whose outputs cost its parsers some time."""
-    seen = []
-    async for output in paced(these(*range(len(costs)))):
-        spent = request_context.current_context().find(ParsingTime)
+    seen: list[int] = []
+    async for output in paced(None, these(*range(len(costs))), lambda _: None):
+        spent = request_context.current_context().find(RequestParsing)
         assert spent is not None
         spent.seconds += costs[output]
         seen.append(output)
@@ -107,10 +114,139 @@ async def test_time_is_noted_of_each_parser(monkeypatch: pytest.MonkeyPatch) -> 
     times = iter([1.0, 3.5])
     monkeypatch.setattr(parsing, "time", SimpleNamespace(thread_time=lambda: next(times)))
     context = request_context.begin()
-    spent = ParsingTime()
+    spent = RequestParsing()
     context.put(spent)
     timed(Slow)().parse_delta("text", [1], None, finished=False)
     assert spent.seconds == 2.5
+
+
+def output(text: str, *, index: int = 0, finish_reason: str | None = None) -> RequestOutput:
+    part = CompletionOutput(index, text, [1], None, None, finish_reason)
+    return RequestOutput("id", None, [7], None, [part], finish_reason is not None)
+
+
+class Threads(Parser):
+    """A parser that says what it parses, where, and waits for the loop: there, in vain."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.seen: list[tuple[str, bool]] = []
+
+    def parse_delta(self, delta_text: str, *args: Any, **options: Any) -> DeltaMessage:
+        aside = threading.current_thread().name.startswith("answers")
+        self.seen.append((delta_text, aside))
+        return DeltaMessage(content=delta_text.upper())
+
+
+LONG = "long " * 40
+
+
+@pytest.mark.parametrize("slow", [False, True])
+async def test_long_outputs_and_those_after_slow_ones_are_parsed_in_a_thread(
+    slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1.2 KB that a model wrote at once, or a client read at once, stopped the loop for 8 s."""
+    context = request_context.begin()
+    parser: Any = timed(Threads)()
+    texts = ["first", LONG, "last"]
+    outputs = paced(None, these(*map(output, texts)), lambda each: each, parser)
+    spent = context.find(RequestParsing)
+    assert spent is not None
+    made = []
+    async for each in outputs:
+        made.append(
+            parser.parse_delta(each.outputs[0].text, [1], None, [7], finished=False).content
+        )
+        if slow:
+            spent.seconds += SLOW_S * 2
+    assert made == [text.upper() for text in texts]  # each once
+    assert parser.seen == [("first", False), (LONG, True), ("last", slow)]
+
+
+def outputs_of_two() -> list[RequestOutput]:
+    texts = [("a" + LONG, 0), ("b" + LONG, 1), ("c", 0)]
+    made = [output(text, index=index) for text, index in texts]
+    return [*made, *(output(LONG, index=index, finish_reason="stop") for index in (0, 1))]
+
+
+async def test_vllms_chats_ask_for_what_was_parsed() -> None:
+    request_context.begin()
+    parsers: list[Any] = []
+
+    def make(*_: Any, **__: Any) -> Any:
+        parsers.append(timed(Threads)())
+        return parsers[-1]
+
+    chat = serving(
+        ParsesAside,
+        parser_cls=make,
+        model_config=None,
+        response_role="assistant",
+        enable_force_include_usage=False,
+        enable_log_outputs=False,
+        request_logger=None,
+        _include_reasoning_tokens_details=False,
+        system_fingerprint=None,
+    )
+    request = ChatCompletionRequest(model="m", n=2, messages=[{"role": "user", "content": "hi"}])
+    said: dict[int, str] = {0: "", 1: ""}
+    async for event in chat.chat_completion_stream_generator(
+        request, these(*outputs_of_two()), "id", "m", [], object(), SimpleNamespace()
+    ):
+        if event != "data: [DONE]\n\n":
+            for choice in json.loads(event.removeprefix("data: "))["choices"]:
+                said[choice["index"]] += choice["delta"]["content"]
+    assert said == {0: f"A{LONG}C{LONG}".upper(), 1: f"B{LONG}{LONG}".upper()}
+    seen = [[(text[0], aside) for text, aside in parser.seen] for parser in parsers]
+    assert seen == [[("a", True), ("c", False), ("l", True)], [("b", True), ("l", True)]]
+
+
+async def test_vllms_responses_ask_for_what_was_parsed() -> None:
+    request_context.begin()
+    context = SimpleContext(response_parser=timed(Threads)())
+
+    async def contexts() -> AsyncGenerator[SimpleContext]:
+        for text, reason in [("a" + LONG, None), ("b", None), (LONG, "stop")]:
+            context.append_output(output(text, finish_reason=reason))
+            yield context
+
+    asked = ResponsesRequest(input="hi")
+    made = serving(Responses, enable_store=False)
+    events = made._process_simple_streaming_events
+    outputs = paced(asked, contexts(), _answer_of, context.response_parser)
+    said = [
+        event.delta
+        async for event in events(
+            asked, None, outputs, context, "m", None, None, 0, lambda event: event
+        )
+        if event.type == "response.output_text.delta"
+    ]
+    assert "".join(said) == f"A{LONG}B{LONG}".upper()
+    seen = [(text[0], aside) for text, aside in context.response_parser.seen]
+    assert seen == [("a", True), ("b", False), ("l", True)]
+
+
+async def test_another_text_than_was_parsed_is_an_error() -> None:
+    parser: Any = timed(Threads)()
+    parser.parse_ahead("a")
+    with pytest.raises(RuntimeError, match="parses other outputs"):
+        parser.parse_delta("b")
+
+
+async def test_what_a_parser_of_a_stream_never_ends_with_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All that a client let pile up, say."""
+
+    class Endless(Idle):
+        def parse_delta(self, *args: Any, **options: Any) -> None:
+            while True:
+                pass
+
+    monkeypatch.setattr(parsing, "BOUNDS", Bounds(1, 1 << 30, 60))
+    request_context.begin()
+    outputs = these(output("x" * (LONG_OUTPUT_TEXT + 1)))
+    with pytest.raises(VLLMValidationError, match="takes too long to be parsed"):
+        await anext(paced(None, outputs, lambda each: each, timed(Endless)()))
 
 
 def parse(parser: Any, outputs: int) -> None:
@@ -239,7 +375,7 @@ async def test_a_coroutine_that_would_wait_is_told() -> None:
 
 def serving(kind: type, **fields: object) -> Any:
     made: Any = object.__new__(kind)
-    vars(made).update(parser_cls=Slow, parser=Slow, **fields)
+    vars(made).update({"parser_cls": Slow, "parser": Slow} | fields)
     return made
 
 
