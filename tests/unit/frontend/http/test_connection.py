@@ -413,6 +413,25 @@ async def test_a_compressed_body_is_refused() -> None:
         assert (await server.ask(with_body(b"x", "Content-Encoding: identity"))).body == b"1"
 
 
+async def test_chunks_of_a_byte_are_refused_beyond_some() -> None:
+    """The parser calls for each, and those of a quarter of a megabyte came in one turn."""
+    few = connection.SMALL_CHUNKS
+    shop = Workshop(HttpSettings())
+    async with shop.serving() as server:
+        client = await server.connect()
+        await client.send(post(CHUNKED), b"1\r\nx\r\n" * few, b"0\r\n\r\n")
+        assert (await client.reply()).body == b"%d" % few
+        await client.send(post(CHUNKED), b"10\r\n" + bytes(16) + b"\r\n", b"1\r\nx\r\n" * few)
+        reply = await client.reply()
+        assert (reply.status, "chunks of less than" in reply.error()) == (400, True)
+        await client.until_closed()
+        larger = b"%x\r\n" % connection.MIN_CHUNK + bytes(connection.MIN_CHUNK) + b"\r\n"
+        sent = await server.ask(post(CHUNKED) + larger * 2 * few + b"0\r\n\r\n")
+        assert sent.body == b"%d" % (connection.MIN_CHUNK * 2 * few)
+        await server.until_nothing_is_left()
+    assert shop.memory == 0
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_a_body_reaches_the_app_as_one_message(chunked: bool) -> None:
     body = bytes(range(256)) * (5 * MB // 256)
