@@ -179,6 +179,7 @@ async def test_vllms_chats_ask_for_what_was_parsed() -> None:
     chat = serving(
         ParsesAside,
         parser_cls=make,
+        enable_auto_tools=False,
         model_config=None,
         response_role="assistant",
         enable_force_include_usage=False,
