@@ -47,21 +47,58 @@ OWN_ENGINES = (
     "test_apart",
 )
 """End-to-end tests that use none of the engines that the others share, the longest first."""
+MAX_OWN_ENGINES = 2
+"""Processes that run such tests at a time."""
+
+
+def _has_own_engines(module: str) -> bool:
+    return module.startswith("tests/e2e/") and Path(module).stem in OWN_ENGINES
+
+
+def runs_engines(modules: dict[str, dict[str, bool]]) -> bool:
+    """Whether a process has tests with engines of their own before it."""
+    return any(_has_own_engines(name) and not all(modules[name].values()) for name in modules)
+
+
+def _place(item: pytest.Item) -> int:
+    """Return a sort key: the longest modules first, so that none of them is the last to end."""
+    name = item.path.stem
+    return (
+        OWN_ENGINES.index(name)
+        if _has_own_engines(item.nodeid.partition("::")[0])
+        else len(OWN_ENGINES)
+    )
 
 
 class SharedEngines(LoadScopeScheduling):
-    """Tests that share engines go to one process, tests with engines of their own to two, so that
-    memory suffices; other modules to whoever is free.
+    """Tests that share engines go to one process. Modules with engines of their own go to at most
+    two processes at a time, so that memory suffices; other modules go to any free process.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         module = nodeid.partition("::")[0]
-        name = Path(module).stem
-        if not module.startswith("tests/e2e/"):
-            return module
-        if name in OWN_ENGINES:
-            return f"own engines {OWN_ENGINES.index(name) % 2}"
-        return "shared engines"
+        if module.startswith("tests/e2e/") and not _has_own_engines(module):
+            return "shared engines"
+        return module
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        """Give the process the first module that it may have, or let it end if there is none. It
+        begins a test when it knows the next one, so it needs two.
+        """
+        scope = next((name for name in self.workqueue if self._may_have(node, name)), None)
+        if scope is None:
+            node.shutdown()
+            return
+        self.workqueue.move_to_end(scope, last=False)
+        super()._assign_work_unit(node)
+        if self.workqueue and self._pending_of(self.assigned_work[node]) < 2:
+            self._assign_work_unit(node)
+
+    def _may_have(self, node: WorkerController, scope: str) -> bool:
+        if not _has_own_engines(scope):
+            return True
+        busy = [each for each, modules in self.assigned_work.items() if runs_engines(modules)]
+        return node in busy or len(busy) < MAX_OWN_ENGINES
 
     def remove_node(self, node: WorkerController) -> str | None:
         """A test that ends its process is not run again, as it would be, up to eight times. Nor
@@ -95,6 +132,10 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_place)
 
 
 def pytest_collection_finish() -> None:
