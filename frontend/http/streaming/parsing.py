@@ -148,7 +148,7 @@ def _parsed(model_output: str, make: Callable[[], T]) -> T:
     """Parse long texts in a fork, which costs up to 0.1 s; a standing process would need a
     tokenizer and all of vLLM. The fork's changes of the parser are lost: nothing reads them.
     """
-    if not _needs_fork(model_output, LONG_TEXT):
+    if len(model_output) <= LONG_TEXT and not LONG_SPACE.search(model_output):
         try:
             return make()
         except RecursionError as error:
@@ -158,10 +158,6 @@ def _parsed(model_output: str, make: Callable[[], T]) -> T:
         raise _too_long()
     made: T = pickle.loads(said)
     return made
-
-
-def _needs_fork(text: str, most: int) -> bool:
-    return len(text) > most or LONG_SPACE.search(text) is not None
 
 
 def _escape_surrogates(calls: Iterable[FunctionCall | DeltaFunctionCall | None]) -> None:
@@ -260,7 +256,7 @@ def _parse_ahead(parsers: Sequence[_Timed], request: object, answer: RequestOutp
             finished=part.finish_reason is not None,
         )
         # A fork's changes of a parser are lost, which the next output needs: it is a trial.
-        if _needs_fork(part.text, LONG_OUTPUT_TEXT) and not forked(parse, _tried, BOUNDS):
+        if len(part.text) > LONG_OUTPUT_TEXT and not forked(parse, _tried, BOUNDS):
             raise _too_long()
         parse()
 
