@@ -48,7 +48,7 @@ class Arrival:
         self.context = begin()
         self.context.peer = (scope.get("client") or ("",))[0]
         self.body: bytes | None = None
-        self.held = ExitStack()
+        self.held = self.context.held
         self._prefix = prefix
 
     @cached_property

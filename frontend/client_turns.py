@@ -1,4 +1,6 @@
-"""Turns of clients at what all share, so that many requests of one delay another's by few."""
+"""Turns and shares of clients at what all share, so that many requests of one delay another's by
+few.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -40,3 +42,48 @@ class ClientTurns:
 
         running.add_done_callback(returned)
         return await asyncio.wrap_future(running)
+
+
+class ClientShares:
+    """Limits the sum of what one client's requests take, each from some moment to its end."""
+
+    def __init__(self, most: float) -> None:
+        self._most: Final = most
+        self._clients: WeakValueDictionary[str, _Shares] = WeakValueDictionary()
+
+    async def take(self, amount: float) -> None:
+        """Add to what this task's request takes, once there is room. The longest holder of a share
+        waits for none: its request may need more before it ends.
+        """
+        context = current_context()
+        if (share := context.find(_Share)) is None:
+            share = _Share(self._clients.setdefault(context.client, _Shares()))
+            context.put(share)
+            context.held.callback(share.release)
+        await share.grow(amount, self._most)
+
+
+class _Shares:
+    """The shares of one client's requests, the oldest first."""
+
+    def __init__(self) -> None:
+        self.taken: dict[_Share, float] = {}
+        self.freed = asyncio.Event()
+
+
+class _Share:
+    """What one request takes."""
+
+    def __init__(self, client: _Shares) -> None:
+        self._client = client
+
+    async def grow(self, amount: float, most: float) -> None:
+        taken = self._client.taken
+        while sum(taken.values()) + amount > most and next(iter(taken), self) is not self:
+            await self._client.freed.wait()
+        taken[self] = taken.get(self, 0.0) + amount
+
+    def release(self) -> None:
+        if self._client.taken.pop(self, None) is not None:
+            self._client.freed.set()
+            self._client.freed = asyncio.Event()

@@ -6,6 +6,7 @@ started for a request share its object.
 
 import itertools
 from collections.abc import Iterator
+from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address
@@ -37,6 +38,7 @@ class RequestContext:
         defers: whether its model wants media fetched and not decoded; None where there is one
             model, whose processing has told the loader.
         failed: whether an engine call failed, perhaps after the answer had begun.
+        held: closed in reverse order when the request ends.
     """
 
     tenant: Tenant = EVERYBODY
@@ -47,6 +49,7 @@ class RequestContext:
     engine_calls: Iterator[int] = field(default_factory=itertools.count)
     defers: bool | None = None
     failed: bool = False
+    held: ExitStack = field(default_factory=ExitStack)
     _parts: dict[type, object] = field(default_factory=dict)
 
     @property

@@ -38,7 +38,7 @@ from common.lru import Lru
 from frontend.bounded.forks import Bounds
 from frontend.bounded.orders import COMPILES, REFUSED, STRUCTURE_BOUNDS, Structure, Vocabulary
 from frontend.bounded.work import BoundedWork
-from frontend.client_turns import ClientTurns
+from frontend.client_turns import ClientShares, ClientTurns
 from frontend.request_context import current_context
 
 COMMAND: Final = python_command("frontend.bounded.structure_server")
@@ -62,6 +62,9 @@ FOR_OUTLINES: Final = (
 MAX_STEP_S: Final = 0.5
 """CPU seconds for the masks of all choices of one request in one step of an engine, of which each
 may be as slow as the slowest that its trial made."""
+
+FEW_S: Final = 0.01
+"""CPU seconds for the masks of one request that are not counted with its client's others."""
 
 CHOICES_AT_ONCE: Final = 256
 """Choices of a request that are counted: vLLM's default of ``--max-num-seqs`` on smaller GPUs. An
@@ -91,9 +94,12 @@ class StructureTrials:
         self._work = BoundedWork(COMMAND, "structures of answers", WAIT_S, bounds, self._vocabulary)
         self._outcomes: Lru[_Key, bytes] = Lru(KEPT)
         self._clients = ClientTurns(1)
+        # Eight requests at the limit for one took an engine 3 s for each token of all its requests.
+        self._masks = ClientShares(MAX_STEP_S)
 
     async def check(self, params: SamplingParams | PoolingParams) -> None:
-        """Return if an answer's structure, if any, may reach vLLM.
+        """Return if an answer's structure, if any, may reach vLLM: once the masks of this client's
+        other requests leave time for it.
 
         Raises:
             RequestRejectedError: it costs too much to compile, or no trial can tell.
@@ -125,7 +131,9 @@ class StructureTrials:
             raise RequestRejectedError(FOR_OUTLINES)
         if said == REFUSED and structure.kind == "structural_tag":
             raise RequestRejectedError(f"structural_tag: {self._backend} does not take it")
-        _check_masks(params.n, float(said.removeprefix(COMPILES)) if said != REFUSED else 0.0)
+        slowest_s = float(said.removeprefix(COMPILES)) if said != REFUSED else 0.0
+        if _masks_s(params.n, slowest_s) > FEW_S:
+            await self._masks.take(params.n * slowest_s)
 
     def _falls_to_outlines(self, schema: object) -> bool:
         """Return whether vLLM passes a structure that xgrammar refuses to outlines: guidance knows
@@ -182,17 +190,21 @@ class StructureTrials:
         return Vocabulary(self._backend, info, outlines, compact, self._bounds)
 
 
-def _check_masks(choices: int, slowest_s: float) -> None:
-    """Raise RequestRejectedError if the choices of the request so far slow down an engine."""
+def _masks_s(choices: int, slowest_s: float) -> float:
+    """Return the CPU seconds of a step for the masks of the request so far. Raises
+    RequestRejectedError if they slow down an engine.
+    """
     context = current_context()
     so_far = context.find(_Choices) or _Choices()
     so_far.count += choices
     context.put(so_far)
-    if so_far.count > 1 and slowest_s * min(so_far.count, CHOICES_AT_ONCE) > MAX_STEP_S:
+    masks_s = min(so_far.count, CHOICES_AT_ONCE) * slowest_s
+    if so_far.count > 1 and masks_s > MAX_STEP_S:
         raise RequestRejectedError(
             "the structure of the answer takes too long for each token of so many choices or "
             "prompts: ask for fewer with `n`, or send several requests"
         )
+    return masks_s
 
 
 def leave_structures_to_trials() -> None:

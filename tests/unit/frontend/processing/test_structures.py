@@ -19,6 +19,7 @@ from common.request_plane.card import WorkerCard
 from frontend.bounded.forks import Bounds
 from frontend.bounded.orders import Structure
 from frontend.bounded.work import BoundedWork
+from frontend.client_turns import ClientShares
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.policy import FetchPolicy
 from frontend.processing import structures
@@ -26,7 +27,7 @@ from frontend.processing.preprocessor import Preprocessor
 from frontend.processing.renderer import build_config, build_renderer
 from frontend.processing.settings import PreprocessSettings
 from frontend.processing.structures import StructureTrials
-from frontend.request_context import Tenant, begin
+from frontend.request_context import RequestContext, Tenant, begin
 
 BOUNDS: Final = Bounds(cpu_s=1, memory_bytes=512 << 20, alarm_s=120)
 MANY: Final[dict[str, dict[str, Any]]] = {f"p{n}": {} for n in range(3000)}
@@ -138,6 +139,31 @@ async def test_masks_of_all_choices_and_prompts_of_a_request_are_counted(
     slow.n = 2
     with pytest.raises(RequestRejectedError, match="so many choices or prompts"):
         await trials.check(slow)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_masks_of_all_requests_of_a_client_leave_time_to_others(
+    trials: StructureTrials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight requests of 14 choices kept others waiting for 19 s, each within its own limit."""
+    slow = asked(regex="(a*)*" * 30)
+    monkeypatch.setattr(structures, "FEW_S", 0.0)
+    trials._masks = ClientShares(0.0)
+
+    def ask(peer: str, params: SamplingParams) -> tuple[RequestContext, asyncio.Task[None]]:
+        context = begin()
+        context.peer = peer
+        return context, asyncio.create_task(trials.check(params))
+
+    one, first = ask("10.0.0.1", slow)
+    await first
+    _, another = ask("10.0.0.1", slow)
+    _, of_another = ask("10.0.0.2", slow)
+    _, without = ask("10.0.0.1", SamplingParams())
+    await asyncio.gather(of_another, without)
+    assert not another.done()
+    one.held.close()
+    await another
 
 
 @pytest.mark.asyncio(loop_scope="module")
