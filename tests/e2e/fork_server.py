@@ -30,6 +30,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.spawn import spawn_main
@@ -60,6 +61,16 @@ _IMPORTED: Final = (
     "vllm.v1.worker.cpu_worker",
     "vllm.model_executor.models.qwen2_vl",
     "transformers.models.qwen2_vl.processing_qwen2_vl",
+    # What these import when they start an engine or build an app. Nothing here may set levels of
+    # logs, as what vLLM's server imports for SageMaker does.
+    "compressed_tensors.quantization",
+    "prometheus_fastapi_instrumentator",
+    "pydantic.v1",
+    "transformers.tokenization_mistral_common",
+    "vllm.model_executor.layers.quantization.compressed_tensors.utils",
+    "vllm.model_executor.layers.quantization.online.base",
+    "vllm.v1.attention.backends.cpu_attn",
+    "vllm.v1.core.sched.scheduler",
     # For processes that share the tests:
     "anthropic",
     "hypothesis.strategies",
@@ -108,6 +119,7 @@ def main() -> None:
     # Classes of models are looked at here, where an interpreter would be started for each.
     registry = importlib.import_module("vllm.model_executor.models.registry")
     vars(registry)["_run_in_subprocess"] = operator.call
+    _replace_kernels_once()
     threads = list(Path("/proc/self/task").iterdir())
     assert len(threads) == 1, "a thread would be missing in every child"
     gc.collect()
@@ -117,6 +129,16 @@ def main() -> None:
     start = _Server(socket.socket(fileno=int(sys.argv[1]))).serve()
     if start is not None:
         _run(start)
+
+
+def _replace_kernels_once() -> None:
+    """Do what each engine does first: it looks through all that is imported for Triton kernels,
+    which a CPU has none of.
+    """
+    platform = importlib.import_module("vllm.platforms").current_platform
+    with warnings.catch_warnings(action="ignore"):  # of old names, which it looks at, too
+        platform.register_triton_kernel_overrides()
+    type(platform).register_triton_kernel_overrides = classmethod(lambda _: None)
 
 
 class _Server:
