@@ -93,7 +93,7 @@ class Stream:
         self._events.close()
 
 
-LONG = 700
+LONG = 300
 
 
 def metric(endpoint: Endpoint, name: str, **labels: str) -> float:
