@@ -18,8 +18,8 @@ from vllm.v1.engine import core_client
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
+from backend_worker.engine.sampler_limits import SampledInputs
 from common.request_plane.loop_socket import LoopReader
-from common.vllm_compat.structures_once import ReadingOnce
 
 
 class EngineOutputs(zmq.asyncio.Socket):
@@ -90,7 +90,7 @@ class DirectLLM(AsyncLLM):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.input_processor = ReadingOnce(self.vllm_config, self.renderer)
+        self.input_processor = SampledInputs(self.vllm_config, self.renderer)
 
     async def add_request(self, *args: object, **options: object) -> RequestOutputCollector:
         collector = await super().add_request(*args, **options)

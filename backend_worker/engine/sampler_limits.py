@@ -1,0 +1,57 @@
+"""Reject requests that vLLM's samplers on GPUs have no room for.
+
+vLLM's second model runner, its default on GPUs, keeps a few entries of each request beside the
+logits. It raises an error for more while it adds a request, which ends the engine, and vLLM checks
+none of these before: 5 KB with 1,025 ``allowed_token_ids`` ended one engine after the other.
+"""
+
+from typing import Any, Final
+
+from vllm.envs import VLLM_MAX_BAD_WORDS_TOTAL_TOKENS
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreRequest
+
+from common.vllm_compat.structures_once import ReadingOnce
+
+MAX_ALLOWED: Final = 1024
+MAX_BIASES: Final = 1024
+MAX_STOP_TOKENS: Final = 128
+"""vLLM's limits, in a module that reaches for a device. A test compares them."""
+
+
+class SampledInputs(ReadingOnce):
+    """vLLM's input processor, with the limits of the model runner that the engine has."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._limits_samplers = self.vllm_config.use_v2_model_runner
+
+    def process_inputs(
+        self, request_id: str, prompt: Any, params: Any, *args: Any, **options: Any
+    ) -> EngineCoreRequest:
+        """See vLLM's. Raises VLLMValidationError beyond a limit."""
+        request = super().process_inputs(request_id, prompt, params, *args, **options)
+        if self._limits_samplers and request.sampling_params is not None:
+            check_room(request.sampling_params)
+        return request
+
+
+def check_room(params: SamplingParams) -> None:
+    """Raise VLLMValidationError if samplers have no room for processed parameters."""
+    # With ``min_tokens`` samplers keep the tokens that end an answer, the model's own included.
+    ends = params.all_stop_token_ids if params.min_tokens > 0 else ()
+    words = params.bad_words_token_ids or ()
+    for field, count, most in (
+        ("allowed_token_ids", len(params.allowed_token_ids or ()), MAX_ALLOWED),
+        ("logit_bias", len(params.logit_bias or ()), MAX_BIASES),
+        ("stop_token_ids", len(ends), MAX_STOP_TOKENS),
+        ("bad_words", sum(map(len, words)), VLLM_MAX_BAD_WORDS_TOTAL_TOKENS),
+    ):
+        if count > most:
+            raise VLLMValidationError(
+                f"{field} has {count} tokens, more than the {most} that this model's engine has "
+                "room for: send fewer, or ask the operator for VLLM_USE_V2_MODEL_RUNNER=0 on "
+                "workers",
+                parameter=field,
+            )

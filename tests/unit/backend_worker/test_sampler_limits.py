@@ -1,0 +1,112 @@
+"""Requests that end an engine on a GPU are refused before it, exactly by vLLM's limits."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from vllm import envs
+from vllm.config import VllmConfig
+from vllm.exceptions import VLLMValidationError
+from vllm.inputs import tokens_input
+from vllm.renderers import renderer_from_config
+from vllm.sampling_params import SamplingParams
+from vllm.v1.worker.gpu.sample import bad_words, logit_bias
+
+from backend_worker.engine.sampler_limits import SampledInputs, check_room
+from tests.unit.backend_worker.configured import ours
+
+
+class Tensor:
+    """Room of a sampler, on no device."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.np = np.zeros(1, np.int32)
+
+    def stage_write(self, *_: object) -> None:
+        """Write nothing."""
+
+
+@pytest.fixture
+def samplers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return what vLLM's second model runner adds a request to."""
+    for module in (bad_words, logit_bias):
+        monkeypatch.setattr(module, "UvaBackedTensor", Tensor)
+        monkeypatch.setattr(module, "StagedWriteTensor", Tensor)
+    states: Any = SimpleNamespace(
+        prompt_len=SimpleNamespace(np=np.ones(1, np.int32)), max_num_reqs=1, device=None
+    )
+    nothing: Any = None
+    return [logit_bias.LogitBiasState(nothing, states), bad_words.BadWordsState(nothing, states)]
+
+
+TOKENS = envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS
+MANY: list[dict[str, Any]] = [
+    {"allowed_token_ids": [5] * 1025},
+    {"logit_bias": dict.fromkeys(range(1025), 1.0)},
+    {"min_tokens": 1, "stop_token_ids": list(range(129))},
+    {"_bad_words_token_ids": [[1] * (TOKENS - 1), [2, 3]]},
+]
+FEW: list[dict[str, Any]] = [
+    {"allowed_token_ids": [5] * 1024},
+    {"logit_bias": dict.fromkeys(range(1024), 1.0)},
+    {"min_tokens": 1, "stop_token_ids": list(range(128))},
+    {"stop_token_ids": list(range(500))},
+    {"_bad_words_token_ids": [[1] * (TOKENS - 2), [2, 3]]},
+    {},
+]
+
+
+def of(asked: dict[str, Any]) -> SamplingParams:
+    params = SamplingParams(**{name: value for name, value in asked.items() if name[0] != "_"})
+    for name in asked.keys() & {"_bad_words_token_ids"}:
+        setattr(params, name, asked[name])
+    return params
+
+
+@pytest.mark.parametrize("asked", MANY, ids=lambda asked: " ".join(asked))
+def test_what_samplers_have_no_room_for_is_refused(
+    samplers: list[Any], asked: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match="Too many"):
+        for sampler in samplers:
+            sampler.add_request(0, of(asked))
+    with pytest.raises(VLLMValidationError, match="send fewer"):
+        check_room(of(asked))
+
+
+@pytest.mark.parametrize("asked", FEW, ids=lambda asked: " ".join(asked) or "nothing")
+def test_what_they_have_room_for_is_not(samplers: list[Any], asked: dict[str, Any]) -> None:
+    for sampler in samplers:
+        sampler.add_request(0, of(asked))
+    check_room(of(asked))
+
+
+@pytest.fixture(params=[True, False], ids=["second", "first"])
+def inputs(
+    request: pytest.FixtureRequest, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[SampledInputs]:
+    """Return the input processor of an engine with either model runner."""
+    config = ours([f"--model={model}", "--dtype=float32"])
+    monkeypatch.setattr(VllmConfig, "use_v2_model_runner", property(lambda _: request.param))
+    renderer = renderer_from_config(config)
+    yield SampledInputs(config, renderer)
+    renderer.shutdown()
+
+
+@pytest.mark.parametrize(
+    "asked", [MANY[0], MANY[2], {"bad_words": [f"{n} " * TOKENS for n in range(2)]}], ids=" ".join
+)
+def test_an_engine_is_asked_for_no_more_than_its_runner_takes(
+    inputs: SampledInputs, asked: dict[str, Any]
+) -> None:
+    def ask() -> None:
+        inputs.process_inputs("r", tokens_input([1]), SamplingParams(**asked), ("generate",))
+
+    if inputs.vllm_config.use_v2_model_runner:
+        with pytest.raises(VLLMValidationError, match="VLLM_USE_V2_MODEL_RUNNER=0"):
+            ask()
+    else:
+        ask()
