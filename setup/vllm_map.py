@@ -217,6 +217,10 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "frontend/bounded/template_server.py": ("vllm.renderers.hf",),
     },
     "input processor": {
+        "backend_worker/engine/sampler_limits.py": (
+            "vllm.envs",
+            "vllm.v1.engine",
+        ),
         "common/vllm_compat/structures_once.py": (
             "vllm.sampling_params",
             "vllm.v1.engine",
