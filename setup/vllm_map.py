@@ -162,6 +162,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.pooling.classify.serving",
             "vllm.entrypoints.pooling.scoring.io_processor",
             "vllm.entrypoints.pooling.scoring.typing",
+            "vllm.entrypoints.pooling.utils",
         ),
     },
     "`EngineClient`": {

@@ -202,6 +202,24 @@ async def test_many_numbers_are_the_same_and_need_no_thread_that_others_need(
         assert few.json()["embeddings"] == many.json()["embeddings"]
 
 
+@pytest.mark.parametrize("endianness", ["native", "big"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling"])
+async def test_many_numbers_in_base64_are_written_in_pieces(
+    pooling: Pooling, monkeypatch: pytest.MonkeyPatch, path: str, kind: str, endianness: str
+) -> None:
+    asked = {"input": ["one", "two three"], "embed_dtype": kind, "endianness": endianness}
+    asked["encoding_format"] = "base64"
+    few = await pooling.post(path, **asked)
+    monkeypatch.setattr(pooling_limits, "MANY_NUMBERS", 3)
+    monkeypatch.setattr(pooling_limits, "BASE64_AT_ONCE", 3)
+    many = await pooling.post(path, **asked)
+    assert few.status_code == 200, few.text
+    assert "content-length" in few.headers and "content-length" not in many.headers
+    assert few.json()["data"] == many.json()["data"]
+    assert few.json().keys() == many.json().keys()
+
+
 async def test_a_few_inputs_of_a_request_are_rendered_at_once(
     pooling: Pooling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -619,6 +637,34 @@ def test_answers_that_nobody_reads_hold_their_memory_only() -> None:
             batch_of_request().keep(1)
     with asking(), limits.admitted(1):
         batch_of_request().keep(1 << 20)
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64", "bytes"])
+async def test_an_answer_that_is_not_sent_yet_counts(card: WorkerCard, encoding: str) -> None:
+    settings = HttpSettings(pooling_memory_mb=20 / 2**20)  # one answer here has 16 bytes
+    async with pooling_frontend(card, settings) as pooling:
+        asked = {"model": "demo", "input": "text", "encoding_format": encoding}
+        begun, read = asyncio.Event(), asyncio.Event()
+        messages = [{"type": "http.request", "body": json.dumps(asked).encode()}]
+
+        async def receive() -> dict[str, Any]:
+            if not messages:
+                await asyncio.Event().wait()
+            return messages.pop()
+
+        async def send(message: Any) -> None:
+            begun.set()
+            await read.wait()
+
+        head = [(b"content-type", b"application/json"), (b"transfer-encoding", b"chunked")]
+        scope = {"type": "http", "method": "POST", "path": "/v1/embeddings", "query_string": b""}
+        slow = pooling.door({**scope, "headers": head, "http_version": "1.1"}, receive, send)
+        answered = asyncio.ensure_future(slow)
+        await begun.wait()
+        assert (await pooling.embed("another text")).status_code == 429
+        read.set()
+        await answered
+        assert (await pooling.embed("another text")).status_code == 200
 
 
 async def test_a_large_request_is_worked_on_in_parts(card: WorkerCard) -> None:
