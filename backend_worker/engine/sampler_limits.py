@@ -19,6 +19,8 @@ MAX_BIASES: Final = 1024
 MAX_STOP_TOKENS: Final = 128
 """vLLM's limits, in a module that reaches for a device. A test compares them."""
 
+_SEED_BITS: Final = 63
+
 
 class SampledInputs(ReadingOnce):
     """vLLM's input processor, with the limits of the model runner that the engine has."""
@@ -32,13 +34,19 @@ class SampledInputs(ReadingOnce):
     ) -> EngineCoreRequest:
         """See vLLM's. Raises VLLMValidationError beyond a limit."""
         request = super().process_inputs(request_id, prompt, params, *args, **options)
-        if self._limits_samplers and request.sampling_params is not None:
-            check_room(request.sampling_params)
+        sampling = request.sampling_params
+        if self._limits_samplers and sampling is not None:
+            check_room(sampling)
+            # With --enable-scale-out a client may send any, and 32 bits hold it.
+            most = self.model_config.max_model_len
+            sampling.max_tokens = min(sampling.max_tokens or most, most)
         return request
 
 
 def check_room(params: SamplingParams) -> None:
     """Raise VLLMValidationError if samplers have no room for processed parameters."""
+    if params.seed is not None and params.seed.bit_length() > _SEED_BITS:
+        raise VLLMValidationError("seed: a number of 64 bits with its sign", parameter="seed")
     # With ``min_tokens`` samplers keep the tokens that end an answer, the model's own included.
     ends = params.all_stop_token_ids if params.min_tokens > 0 else ()
     words = params.bad_words_token_ids or ()

@@ -96,6 +96,23 @@ def inputs(
     renderer.shutdown()
 
 
+def test_numbers_that_any_client_of_tokens_may_send_have_room(inputs: SampledInputs) -> None:
+    def ask(**asked: Any) -> SamplingParams:
+        params = SamplingParams(**asked)
+        request = inputs.process_inputs("r", tokens_input([1]), params, ("generate",))
+        assert request.sampling_params is not None
+        return request.sampling_params
+
+    ask(seed=2**63 - 1)
+    if inputs.vllm_config.use_v2_model_runner:
+        assert ask(max_tokens=2**40).max_tokens == inputs.model_config.max_model_len
+        assert ask(max_tokens=5).max_tokens == 5
+        with pytest.raises(VLLMValidationError, match="seed"):
+            ask(seed=2**63)
+    else:
+        assert ask(max_tokens=2**40, seed=2**63).max_tokens == 2**40
+
+
 @pytest.mark.parametrize(
     "asked", [MANY[0], MANY[2], {"bad_words": [f"{n} " * TOKENS for n in range(2)]}], ids=" ".join
 )
