@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from contextlib import ExitStack
 from functools import cached_property
 from http import HTTPStatus
 from http.client import responses

@@ -116,7 +116,8 @@ several; a value counts as {value_weight} | {shared} |
 | the same times choices | {copied} |
 | entries of `allowed_token_ids`, `logit_bias` and `stop_token_ids`, and 128 for each of \
 `bad_words`, times choices if there are several | {sampled} |
-| entries of `logit_bias`, and of `stop_token_ids` with `min_tokens`, times choices, of all \
+| entries of `logit_bias`, a quarter of those of `allowed_token_ids`, and those of \
+`stop_token_ids` with `min_tokens`, times choices, of all \
 requests under way with more than {few_biases}; beyond it 429, but one request alone may have more \
 | {biases} |
 | log probabilities: candidates of all tokens of several prompts or choices; of one answer that is \

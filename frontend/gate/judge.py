@@ -181,6 +181,8 @@ def _refuse_names(field: str, value: Body, names: frozenset[str]) -> None:
 
 
 def _refuse_far_ids(what: str, tokens: Iterable[Any]) -> None:
+    if isinstance(tokens, list) and set(map(type, tokens)) == {int}:
+        tokens = min(tokens), max(tokens)  # a fifth of the time
     for token in tokens:
         try:
             far = abs(int(token)) > MAX_TOKEN_ID

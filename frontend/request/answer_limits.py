@@ -59,10 +59,18 @@ def _tokens(prompt: dict[str, Any]) -> int:
     return len(prompt.get("prompt_token_ids") or ())
 
 
+ALLOWED_AS_BIAS: Final = 4
+"""Allowed tokens that weigh as much as a bias. An engine reads them once for each choice: 262,000 of
+four choices take it 0.3 s, and eight such requests, of 1.8 MB, kept others waiting for 8 s."""
+
+
 def biases_of(params: SamplingParams) -> int:
-    """Return how many tokens with a bias, or barred by ``min_tokens``, all choices have."""
+    """Return how many tokens with a bias, or barred by ``min_tokens``, all choices have. Tokens that
+    are allowed weigh less.
+    """
     barred = len(params.all_stop_token_ids) if params.min_tokens else 0
-    return params.n * (len(params.logit_bias or ()) + barred)
+    allowed = len(params.allowed_token_ids or ()) // ALLOWED_AS_BIAS
+    return params.n * (len(params.logit_bias or ()) + barred + allowed)
 
 
 def check_structure(params: object) -> None:

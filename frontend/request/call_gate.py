@@ -149,8 +149,9 @@ class CallGate:
         others = self._biases - batch.biases
         if others and self._biases + biases > MAX_BIASES:
             raise OverloadedError(
-                f"the requests under way have more than {MAX_BIASES} entries of `logit_bias`, and "
-                "of `stop_token_ids` with `min_tokens`: try again later, or send fewer"
+                f"the requests under way have more than {MAX_BIASES} entries of `logit_bias`, a "
+                "quarter of those of `allowed_token_ids`, and those of `stop_token_ids` with "
+                "`min_tokens`: try again later, or send fewer"
             )
         self._add_biases(batch, biases)
         room.callback(self._add_biases, batch, -biases)

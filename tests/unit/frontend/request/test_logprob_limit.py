@@ -119,3 +119,4 @@ def test_what_samplers_read_again_counts_for_each_choice() -> None:
     bias = dict.fromkeys(range(7), 1.0)
     assert biases_of(SamplingParams(n=3, logit_bias=bias, stop_token_ids=[1, 2])) == 21
     assert biases_of(SamplingParams(stop_token_ids=[1, 2, 2], min_tokens=1)) == 2
+    assert biases_of(SamplingParams(n=3, allowed_token_ids=[1] * 800)) == 600
