@@ -290,7 +290,7 @@ def start_frontend(
     port = port or free_port()
     command = [
         python or sys.executable, "-m", *module,
-        discovery_flag(discovery), f"--port={port}", "--mm-arena-gb=0.25",
+        discovery_flag(discovery), f"--port={port}", "--mm-arena-gb=0.1",
         "--media-allow-private",  # the tests' pictures come from loopback
         *(SERVER_FLAGS[:-1] if tools else ()), *flags,
     ]  # fmt: skip
