@@ -51,16 +51,17 @@ class ClientShares:
         self._most: Final = most
         self._clients: WeakValueDictionary[str, _Shares] = WeakValueDictionary()
 
-    async def take(self, amount: float) -> None:
-        """Add to what this task's request takes, once there is room. The longest holder of a share
-        waits for none: its request may need more before it ends.
+    async def take(self, amount: float, *, waits: bool) -> bool:
+        """Add to what this task's request takes, once there is room; return whether there was, at
+        once unless it ``waits``. The longest holder of a share waits for none: its request may need
+        more before it ends.
         """
         context = current_context()
         if (share := context.find(_Share)) is None:
             share = _Share(self._clients.setdefault(context.client, _Shares()))
             context.put(share)
             context.held.callback(share.release)
-        await share.grow(amount, self._most)
+        return await share.grow(amount, self._most, waits=waits)
 
 
 class _Shares:
@@ -77,11 +78,14 @@ class _Share:
     def __init__(self, client: _Shares) -> None:
         self._client = client
 
-    async def grow(self, amount: float, most: float) -> None:
+    async def grow(self, amount: float, most: float, *, waits: bool) -> bool:
         taken = self._client.taken
         while sum(taken.values()) + amount > most and next(iter(taken), self) is not self:
+            if not waits:
+                return False
             await self._client.freed.wait()
         taken[self] = taken.get(self, 0.0) + amount
+        return True
 
     def release(self) -> None:
         if self._client.taken.pop(self, None) is not None:

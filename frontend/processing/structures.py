@@ -63,6 +63,9 @@ MAX_STEP_S: Final = 0.5
 """CPU seconds for the masks of all choices of one request in one step of an engine, of which each
 may be as slow as the slowest that its trial made."""
 
+FEW_CHOICES: Final = 4
+"""Choices of a request that may wait for masks of its client's others."""
+
 FEW_S: Final = 0.01
 """CPU seconds for the masks of one request that are not counted with its client's others."""
 
@@ -75,9 +78,10 @@ _Key = bytes
 
 @dataclass
 class _Choices:
-    """Choices of a request that have a structure, over all of its prompts."""
+    """Choices of a request that have a structure, over all of its prompts, and its calls."""
 
     count: int = 0
+    calls: int = 0
 
 
 class StructureTrials:
@@ -133,7 +137,13 @@ class StructureTrials:
             raise RequestRejectedError(f"structural_tag: {self._backend} does not take it")
         slowest_s = float(said.removeprefix(COMPILES)) if said != REFUSED else 0.0
         if _masks_s(params.n, slowest_s) > FEW_S:
-            await self._masks.take(params.n * slowest_s)
+            # Bulk calls, as the gate of calls has them, would wait with the room of all others.
+            waits = params.n <= FEW_CHOICES and _choices().calls == 1
+            if not await self._masks.take(params.n * slowest_s, waits=waits):
+                raise OverloadedError(
+                    "other requests of this client have structures that take an engine long for "
+                    "each token: send fewer at a time, or with fewer choices or prompts"
+                )
 
     def _falls_to_outlines(self, schema: object) -> bool:
         """Return whether vLLM passes a structure that xgrammar refuses to outlines: guidance knows
@@ -190,14 +200,20 @@ class StructureTrials:
         return Vocabulary(self._backend, info, outlines, compact, self._bounds)
 
 
+def _choices() -> _Choices:
+    context = current_context()
+    if (found := context.find(_Choices)) is None:
+        context.put(found := _Choices())
+    return found
+
+
 def _masks_s(choices: int, slowest_s: float) -> float:
     """Return the CPU seconds of a step for the masks of the request so far. Raises
     RequestRejectedError if they slow down an engine.
     """
-    context = current_context()
-    so_far = context.find(_Choices) or _Choices()
+    so_far = _choices()
     so_far.count += choices
-    context.put(so_far)
+    so_far.calls += 1
     masks_s = min(so_far.count, CHOICES_AT_ONCE) * slowest_s
     if so_far.count > 1 and masks_s > MAX_STEP_S:
         raise RequestRejectedError(

@@ -60,13 +60,13 @@ def _tokens(prompt: dict[str, Any]) -> int:
 
 
 ALLOWED_AS_BIAS: Final = 4
-"""Allowed tokens that weigh as much as a bias. An engine reads them once for each choice: 262,000 of
-four choices take it 0.3 s, and eight such requests, of 1.8 MB, kept others waiting for 8 s."""
+"""Allowed tokens that weigh as much as a bias. An engine reads them once for each choice: 262,000
+of four choices take it 0.3 s. Eight such requests, of 1.8 MB, kept others waiting for 8 s."""
 
 
 def biases_of(params: SamplingParams) -> int:
-    """Return how many tokens with a bias, or barred by ``min_tokens``, all choices have. Tokens that
-    are allowed weigh less.
+    """Return how many tokens with a bias, or barred by ``min_tokens``, all choices have. Allowed
+    tokens weigh less.
     """
     barred = len(params.all_stop_token_ids) if params.min_tokens else 0
     allowed = len(params.allowed_token_ids or ()) // ALLOWED_AS_BIAS

@@ -162,6 +162,14 @@ async def test_masks_of_all_requests_of_a_client_leave_time_to_others(
     _, without = ask("10.0.0.1", SamplingParams())
     await asyncio.gather(of_another, without)
     assert not another.done()
+    for many, calls in ((1, 2), (5, 1)):
+        begin().peer = "10.0.0.1"
+        slow.n = many
+        calling = [asyncio.create_task(trials.check(slow)) for _ in range(calls)]
+        with pytest.raises(OverloadedError, match="other requests of this client"):
+            await calling.pop()  # would hold what other clients' calls wait for
+        for task in calling:
+            task.cancel()
     one.held.close()
     await another
 
