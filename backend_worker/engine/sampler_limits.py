@@ -19,7 +19,7 @@ MAX_BIASES: Final = 1024
 MAX_STOP_TOKENS: Final = 128
 """vLLM's limits, in a module that reaches for a device. A test compares them."""
 
-_SEED_BITS: Final = 63
+_SEEDS: Final = range(-1 << 63, 1 << 63)
 
 
 class SampledInputs(ReadingOnce):
@@ -40,12 +40,13 @@ class SampledInputs(ReadingOnce):
             # With --enable-scale-out a client may send any, and 32 bits hold it.
             most = self.model_config.max_model_len
             sampling.max_tokens = min(sampling.max_tokens or most, most)
+            sampling.min_tokens = min(sampling.min_tokens, most)
         return request
 
 
 def check_room(params: SamplingParams) -> None:
     """Raise VLLMValidationError if samplers have no room for processed parameters."""
-    if params.seed is not None and params.seed.bit_length() > _SEED_BITS:
+    if params.seed is not None and params.seed not in _SEEDS:
         raise VLLMValidationError("seed: a number of 64 bits with its sign", parameter="seed")
     # With ``min_tokens`` samplers keep the tokens that end an answer, the model's own included.
     ends = params.all_stop_token_ids if params.min_tokens > 0 else ()

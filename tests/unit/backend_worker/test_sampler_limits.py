@@ -104,8 +104,11 @@ def test_numbers_that_any_client_of_tokens_may_send_have_room(inputs: SampledInp
         return request.sampling_params
 
     ask(seed=2**63 - 1)
+    ask(seed=-(2**63))
     if inputs.vllm_config.use_v2_model_runner:
-        assert ask(max_tokens=2**40).max_tokens == inputs.model_config.max_model_len
+        most = inputs.model_config.max_model_len
+        asked = ask(max_tokens=2**40, min_tokens=2**39)
+        assert (asked.max_tokens, asked.min_tokens) == (most, most)
         assert ask(max_tokens=5).max_tokens == 5
         with pytest.raises(VLLMValidationError, match="seed"):
             ask(seed=2**63)
