@@ -9,7 +9,6 @@ import logging
 import os
 import signal
 from collections.abc import Generator, Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -28,77 +27,40 @@ settings.load_profile("repeatable")
 
 
 OWN_ENGINES = (
+    "spied",
     "test_launch_script",
-    "test_canaries",
     "test_families",
     "test_gpuless",
-    "test_processes",
-    "test_apart_faults",
-    "test_status_page",
     "test_worker_flags",
-    "test_fuzz_requests",
-    "test_access",
-    "test_speech",
     "test_more_families",
     "test_pooling",
+    "test_status_page",
     "test_ranks",
-    "test_traces",
-    "test_frontend_loss",
+    "test_speech",
     "test_apart",
+    "test_apart_faults",
+    "test_traces",
+    "test_processes",
+    "test_frontend_loss",
+    "test_access",
 )
-"""End-to-end tests that use none of the engines that the others share, the longest first."""
-MAX_OWN_ENGINES = 2
-"""Processes that run such tests at a time."""
-
-
-def _has_own_engines(module: str) -> bool:
-    return module.startswith("tests/e2e/") and Path(module).stem in OWN_ENGINES
-
-
-def runs_engines(modules: dict[str, dict[str, bool]]) -> bool:
-    """Whether a process has tests with engines of their own before it."""
-    return any(_has_own_engines(name) and not all(modules[name].values()) for name in modules)
-
-
-def _place(item: pytest.Item) -> int:
-    """Return a sort key: the longest modules first, so that none of them is the last to end."""
-    name = item.path.stem
-    return (
-        OWN_ENGINES.index(name)
-        if _has_own_engines(item.nodeid.partition("::")[0])
-        else len(OWN_ENGINES)
-    )
+"""Modules and a folder of end-to-end tests that use none of the engines that the others share. The
+two halves, every second each, take as much of the CPU."""
 
 
 class SharedEngines(LoadScopeScheduling):
-    """Tests that share engines go to one process. Modules with engines of their own go to at most
-    two processes at a time, so that memory suffices; other modules go to any free process.
+    """Tests that share engines go to one process, tests with engines of their own to two, so that
+    memory suffices; other modules to whoever is free.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         module = nodeid.partition("::")[0]
-        if module.startswith("tests/e2e/") and not _has_own_engines(module):
-            return "shared engines"
-        return module
-
-    def _assign_work_unit(self, node: WorkerController) -> None:
-        """Give the process the first module that it may have, or let it end if there is none. It
-        begins a test when it knows the next one, so it needs two.
-        """
-        scope = next((name for name in self.workqueue if self._may_have(node, name)), None)
-        if scope is None:
-            node.shutdown()
-            return
-        self.workqueue.move_to_end(scope, last=False)
-        super()._assign_work_unit(node)
-        if self.workqueue and self._pending_of(self.assigned_work[node]) < 2:
-            self._assign_work_unit(node)
-
-    def _may_have(self, node: WorkerController, scope: str) -> bool:
-        if not _has_own_engines(scope):
-            return True
-        busy = [each for each, modules in self.assigned_work.items() if runs_engines(modules)]
-        return node in busy or len(busy) < MAX_OWN_ENGINES
+        if not module.startswith("tests/e2e/"):
+            return module
+        name = module.removeprefix("tests/e2e/").partition("/")[0].removesuffix(".py")
+        if name in OWN_ENGINES:
+            return f"own engines {OWN_ENGINES.index(name) % 2}"
+        return "shared engines"
 
     def remove_node(self, node: WorkerController) -> str | None:
         """A test that ends its process is not run again, as it would be, up to eight times. Nor
@@ -132,10 +94,6 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.enable()
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=_place)
 
 
 def pytest_collection_finish() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.processes import forks_with
 from tests.fuzz_http.campaign import Campaign, Figures
 from tests.fuzz_http.canaries import Canaries
 from tests.fuzz_http.fleet import KINDS, Fleet
@@ -35,17 +34,15 @@ class Attacked:
 
 
 @pytest.fixture(scope="module")
-def attacked(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
-    directory = tmp_path_factory.mktemp("fuzz")
-    canaries = Canaries(directory / "canaries")
-    with forks_with(canaries.environment):
-        fleet = Fleet(KINDS["chat"], model, directory / "fleet", canaries)
-        try:
-            fleet.wait()
-            yield Attacked(fleet, canaries)
-        finally:
-            canaries.close()
-            fleet.stop()
+def attacked(
+    model: Path, canaries: Canaries, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Attacked]:
+    fleet = Fleet(KINDS["chat"], model, tmp_path_factory.mktemp("fuzz") / "fleet", canaries)
+    try:
+        fleet.wait()
+        yield Attacked(fleet, canaries)
+    finally:
+        fleet.stop()
 
 
 def test_each_route_with_a_body_is_drawn(attacked: Attacked) -> None:

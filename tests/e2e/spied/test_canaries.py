@@ -19,7 +19,6 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.e2e.processes import forks_with
 from tests.families.stack import make_model
 from tests.fuzz_http.campaign import AN_ANSWER, by_policy, names_media
 from tests.fuzz_http.canaries import Canaries, Touch
@@ -193,17 +192,16 @@ def _first_those_that_read_most(call: Call) -> int:
 
 
 @pytest.fixture(scope="module")
-def fields(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fields]:
-    directory = tmp_path_factory.mktemp("canaries")
+def fields(
+    model: Path, canaries: Canaries, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Fields]:
+    directory = tmp_path_factory.mktemp("fields")
     whisper = make_model("whisper", directory, directory)
-    canaries = Canaries(directory / "sown")
-    with forks_with(canaries.environment):
-        fields = Fields(canaries, {"": model, "speech": whisper}, directory)
-        try:
-            yield fields
-        finally:
-            fields.stop()
-            canaries.close()
+    fields = Fields(canaries, {"": model, "speech": whisper}, directory)
+    try:
+        yield fields
+    finally:
+        fields.stop()
 
 
 def told(touched: Sequence[tuple[Plant | None, Touch]]) -> str:
