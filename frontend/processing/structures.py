@@ -99,7 +99,7 @@ class StructureTrials:
         self._outcomes: Lru[_Key, bytes] = Lru(KEPT)
         self._clients = ClientTurns(1)
         # Eight requests at the limit for one took an engine 3 s for each token of all its requests.
-        self._masks = ClientShares(MAX_STEP_S)
+        self._masks = ClientShares(MAX_STEP_S / 2)
 
     async def check(self, params: SamplingParams | PoolingParams) -> None:
         """Return if an answer's structure, if any, may reach vLLM: once the masks of this client's
