@@ -55,8 +55,8 @@ class HttpSettings(FlagSettings):
     )
     pooling_memory_mb: Positive = Field(
         512.0,
-        description="memory for pooled answers until the last one of their request is there; what "
-        "doesn't fit is answered 429",
+        description="memory for pooled answers until they are sent; what doesn't fit is answered "
+        "429",
     )
     body_timeout_s: Positive = Field(
         60.0, description="how long the body of a request may take to arrive"
