@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
+import numpy as np
 import torch
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.serial_utils import CUSTOM_TYPE_RAW_VIEW, MsgpackDecoder, MsgpackEncoder
@@ -66,12 +67,14 @@ async def join(frames: Sequence[memoryview], most: int) -> Sequence[memoryview]:
         if number == 1 and nbytes > most:
             raise ProtocolError(f"it has {nbytes} bytes beside its tensors")
         whole += frames[at : at + before]
-        joined = bytearray()
+        joined = np.empty(nbytes, np.uint8).data  # in huge pages, which take a third as long
+        end = 0
         for done, piece in enumerate(pieces, 1):
-            joined += piece
+            start, end = end, end + len(piece)
+            joined[start:end] = piece
             if done % _COPIED_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        whole.append(memoryview(joined))
+        whole.append(joined)
         at += before + count
     return [*whole, *frames[at:]]
 
