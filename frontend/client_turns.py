@@ -47,21 +47,20 @@ class ClientTurns:
 class ClientShares:
     """Limits the sum of what one client's requests take, each from some moment to its end."""
 
-    def __init__(self, most: float) -> None:
-        self._most: Final = most
+    def __init__(self) -> None:
         self._clients: WeakValueDictionary[str, _Shares] = WeakValueDictionary()
 
-    async def take(self, amount: float, *, waits: bool) -> bool:
-        """Add to what this task's request takes, once there is room; return whether there was, at
-        once unless it ``waits``. The longest holder of a share waits for none: its request may need
-        more before it ends.
+    async def take(self, amount: float, most: float, *, waits: bool) -> bool:
+        """Add to what this task's request takes, once its client takes no more than ``most``;
+        return whether it could, at once unless it ``waits``. The longest holder of a share waits
+        for none: its request may need more before it ends.
         """
         context = current_context()
         if (share := context.find(_Share)) is None:
             share = _Share(self._clients.setdefault(context.client, _Shares()))
             context.put(share)
             context.held.callback(share.release)
-        return await share.grow(amount, self._most, waits=waits)
+        return await share.grow(amount, most, waits=waits)
 
 
 class _Shares:

@@ -218,8 +218,10 @@ class Preprocessor:
         params: SamplingParams | PoolingParams,
         request_id: str,
         lora_request: LoRARequest | None,
+        engines: int = 1,
     ) -> ProcessedPrompt:
-        """Validate a rendered prompt and sort its media by position, on the renderer's pool.
+        """Validate a rendered prompt and sort its media by position, on the renderer's pool. The
+        more ``engines``, the more of a client's slow structures run at once.
 
         Drops the client's transfer parameters. Raises the errors of vLLM's ``process_inputs``,
         which its server answers with a 4xx; RequestRejectedError for embeddings that would end an
@@ -228,7 +230,7 @@ class Preprocessor:
         """
         prompt = await self._with_own_hashes(prompt, encoded=names_encoder(params))
         drop_transfer_params(params)
-        await self._structures.check(params)
+        await self._structures.check(params, engines)
         # Only workers know the adapters; the configuration here has none.
         request: EngineCoreRequest = await self.input_processor.process_inputs_async(
             request_id, prompt, params, self.tasks

@@ -66,8 +66,14 @@ may be as slow as the slowest that its trial made."""
 FEW_CHOICES: Final = 4
 """Choices of a request that may wait for masks of its client's others."""
 
-FEW_S: Final = 0.01
-"""CPU seconds for the masks of one request that are not counted with its client's others."""
+FEW_S: Final = 0.03
+"""CPU seconds for the masks of one request that are not counted with its client's others. With
+130,000 tokens any JSON takes 4 to 10 ms, strings with a bound of 100 up to 35, depending on the
+machine: a client may be a proxy for many people."""
+
+SHARE_S: Final = 0.25
+"""CPU seconds for the masks of all requests of a client in one step, times engines. Eight requests
+of 14 choices took an engine 3 s for each token of all its requests."""
 
 CHOICES_AT_ONCE: Final = 256
 """Choices of a request that are counted: vLLM's default of ``--max-num-seqs`` on smaller GPUs. An
@@ -98,12 +104,11 @@ class StructureTrials:
         self._work = BoundedWork(COMMAND, "structures of answers", WAIT_S, bounds, self._vocabulary)
         self._outcomes: Lru[_Key, bytes] = Lru(KEPT)
         self._clients = ClientTurns(1)
-        # Eight requests at the limit for one took an engine 3 s for each token of all its requests.
-        self._masks = ClientShares(MAX_STEP_S / 2)
+        self._masks = ClientShares()
 
-    async def check(self, params: SamplingParams | PoolingParams) -> None:
+    async def check(self, params: SamplingParams | PoolingParams, engines: int = 1) -> None:
         """Return if an answer's structure, if any, may reach vLLM: once the masks of this client's
-        other requests leave time for it.
+        other requests leave time for it, on all ``engines``.
 
         Raises:
             RequestRejectedError: it costs too much to compile, or no trial can tell.
@@ -137,9 +142,10 @@ class StructureTrials:
             raise RequestRejectedError(f"structural_tag: {self._backend} does not take it")
         slowest_s = float(said.removeprefix(COMPILES)) if said != REFUSED else 0.0
         if _masks_s(params.n, slowest_s) > FEW_S:
+            most = SHARE_S * max(engines, 1)
             # Bulk calls, as the gate of calls has them, would wait with the room of all others.
             waits = params.n <= FEW_CHOICES and _choices().calls == 1
-            if not await self._masks.take(params.n * slowest_s, waits=waits):
+            if not await self._masks.take(params.n * slowest_s, most, waits=waits):
                 raise OverloadedError(
                     "other requests of this client have structures that take an engine long for "
                     "each token: send fewer at a time, or with fewer choices or prompts"

@@ -94,6 +94,7 @@ class PromptProcessor(Protocol):
         params: SamplingParams | PoolingParams,
         request_id: RequestId,
         lora_request: LoRARequest | None,
+        engines: int,
     ) -> ProcessedPrompt:
         """Validate a prompt and sort its media. Raises MmRouterError, or VLLMError if wrong."""
 
@@ -272,7 +273,11 @@ class RequestRunner:
         check_structure(request.params)
         with stage("process"):
             processed = await self._processor.process(
-                prompt, request.params, own_id, request.lora_request
+                prompt,
+                request.params,
+                own_id,
+                request.lora_request,
+                self._router.load.engines,
             )
         check_choices(request.params, len(processed.token_ids), len(processed.media))
         check_logprobs(request.params, len(processed.token_ids), self._processor.vocabulary_size)

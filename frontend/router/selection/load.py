@@ -180,6 +180,10 @@ class LoadTracker:
                 self._expires[worker_id] = expires
                 self._next_expiry = min(self._next_expiry, expires)
 
+    @property
+    def engines(self) -> int:
+        return len(self._own)
+
     def load(self, target: Target) -> TargetLoad:
         self._expire()
         return self._loads[target]

@@ -19,7 +19,6 @@ from common.request_plane.card import WorkerCard
 from frontend.bounded.forks import Bounds
 from frontend.bounded.orders import Structure
 from frontend.bounded.work import BoundedWork
-from frontend.client_turns import ClientShares
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.policy import FetchPolicy
 from frontend.processing import structures
@@ -148,19 +147,23 @@ async def test_masks_of_all_requests_of_a_client_leave_time_to_others(
     """Eight requests of 14 choices kept others waiting for 19 s, each within its own limit."""
     slow = asked(regex="(a*)*" * 30)
     monkeypatch.setattr(structures, "FEW_S", 0.0)
-    trials._masks = ClientShares(0.0)
+    monkeypatch.setattr(structures, "SHARE_S", 1e-9)
 
-    def ask(peer: str, params: SamplingParams) -> tuple[RequestContext, asyncio.Task[None]]:
+    def ask(
+        peer: str, params: SamplingParams, engines: int = 1
+    ) -> tuple[RequestContext, asyncio.Task[None]]:
         context = begin()
         context.peer = peer
-        return context, asyncio.create_task(trials.check(params))
+        return context, asyncio.create_task(trials.check(params, engines))
 
     one, first = ask("10.0.0.1", slow)
     await first
     _, another = ask("10.0.0.1", slow)
     _, of_another = ask("10.0.0.2", slow)
     _, without = ask("10.0.0.1", SamplingParams())
-    await asyncio.gather(of_another, without)
+    of_many, in_large_fleet = ask("10.0.0.1", slow, engines=10**9)
+    await asyncio.gather(of_another, without, in_large_fleet)
+    of_many.held.close()
     assert not another.done()
     for many, calls in ((1, 2), (5, 1)):
         begin().peer = "10.0.0.1"
