@@ -222,6 +222,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.envs",
             "vllm.v1.engine",
         ),
+        "backend_worker/engine/vocabulary.py": ("vllm.v1.engine",),
         "common/vllm_compat/structures_once.py": (
             "vllm.sampling_params",
             "vllm.v1.engine",

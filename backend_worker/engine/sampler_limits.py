@@ -12,6 +12,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 
+from backend_worker.engine.vocabulary import check_tokens
 from common.vllm_compat.structures_once import ReadingOnce
 
 MAX_ALLOWED: Final = 1024
@@ -23,7 +24,7 @@ _SEEDS: Final = range(-1 << 63, 1 << 63)
 
 
 class SampledInputs(ReadingOnce):
-    """vLLM's input processor, with the limits of the model runner that the engine has."""
+    """vLLM's input processor, with the limits of a model's vocabulary and of the model runner."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -34,6 +35,12 @@ class SampledInputs(ReadingOnce):
     ) -> EngineCoreRequest:
         """See vLLM's. Raises VLLMValidationError beyond a limit."""
         request = super().process_inputs(request_id, prompt, params, *args, **options)
+        check_tokens(
+            request,
+            self.model_config.get_vocab_size(),
+            decoder_only=not self.model_config.is_encoder_decoder,
+            second_runner=self._limits_samplers,
+        )
         sampling = request.sampling_params
         if self._limits_samplers and sampling is not None:
             check_room(sampling)
