@@ -3,8 +3,12 @@
 vLLM's second model runner, its default on GPUs, keeps a few entries of each request beside the
 logits. It raises an error for more while it adds a request, which ends the engine, and vLLM checks
 none of these before: 5 KB with 1,025 ``allowed_token_ids`` ended one engine after the other.
+
+Samplers compute in 32 bits. A penalty of 1e-46 is zero there, and logits are no numbers any more.
+FlashInfer's sampler, vLLM's default on CUDA, then reads memory that holds no probabilities.
 """
 
+import random
 from typing import Any, Final
 
 from vllm.envs import VLLM_MAX_BAD_WORDS_TOTAL_TOKENS
@@ -21,6 +25,13 @@ MAX_STOP_TOKENS: Final = 128
 """vLLM's limits, in a module that reaches for a device. A test compares them."""
 
 _SEEDS: Final = range(-1 << 63, 1 << 63)
+
+MIN_PENALTY: Final = 1e-30
+MAX_PENALTY: Final = 1e30
+"""Logits times or through these are numbers of 32 bits, also at the lowest temperature."""
+
+MIN_TOP_P: Final = 1e-6
+"""The likeliest token of any vocabulary has as much."""
 
 
 class SampledInputs(ReadingOnce):
@@ -42,6 +53,8 @@ class SampledInputs(ReadingOnce):
             second_runner=self._limits_samplers,
         )
         sampling = request.sampling_params
+        if sampling is not None:
+            keep_numbers(sampling)
         if self._limits_samplers and sampling is not None:
             check_room(sampling)
             # With --enable-scale-out a client may send any, and 32 bits hold it.
@@ -51,9 +64,26 @@ class SampledInputs(ReadingOnce):
         return request
 
 
+def keep_numbers(params: SamplingParams) -> None:
+    """Change parameters so that each token that samplers allow has a probability of 32 bits."""
+    params.repetition_penalty = min(max(params.repetition_penalty, MIN_PENALTY), MAX_PENALTY)
+    params.top_p = max(params.top_p, MIN_TOP_P)
+    bars = (
+        bool(params.bad_words_token_ids),
+        params.structured_outputs is not None,
+        params.min_tokens > 0,
+    )
+    # Together they may leave no token. vLLM samples requests with a seed without FlashInfer.
+    if params.seed is None and (sum(bars[:2]) == 2 or (params.allowed_token_ids and any(bars))):
+        params.seed = random.getrandbits(62)
+
+
 def check_room(params: SamplingParams) -> None:
     """Raise VLLMValidationError if samplers have no room for processed parameters."""
-    if params.seed is not None and params.seed not in _SEEDS:
+    # Each choice has a seed of its own, counted up.
+    if params.seed is not None and not all(
+        seed in _SEEDS for seed in (params.seed, params.seed + params.n - 1)
+    ):
         raise VLLMValidationError("seed: a number of 64 bits with its sign", parameter="seed")
     # With ``min_tokens`` samplers keep the tokens that end an answer, the model's own included.
     ends = params.all_stop_token_ids if params.min_tokens > 0 else ()

@@ -7,15 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import tokens_input
+from vllm.model_executor.layers.utils import apply_penalties
 from vllm.renderers import renderer_from_config
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.worker.gpu.sample import bad_words, logit_bias
 
-from backend_worker.engine.sampler_limits import SampledInputs, check_room
+from backend_worker.engine.sampler_limits import SampledInputs, check_room, keep_numbers
 from tests.unit.backend_worker.configured import ours
 
 
@@ -42,6 +45,7 @@ def samplers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return [logit_bias.LogitBiasState(nothing, states), bad_words.BadWordsState(nothing, states)]
 
 
+STRUCTURE = StructuredOutputsParams(choice=["yes"])
 TOKENS = envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS
 MANY: list[dict[str, Any]] = [
     {"allowed_token_ids": [5] * 1025},
@@ -112,8 +116,70 @@ def test_numbers_that_any_client_of_tokens_may_send_have_room(inputs: SampledInp
         assert ask(max_tokens=5).max_tokens == 5
         with pytest.raises(VLLMValidationError, match="seed"):
             ask(seed=2**63)
+        ask(seed=2**63 - 2, n=2)
+        with pytest.raises(VLLMValidationError, match="seed"):  # of its second choice
+            ask(seed=2**63 - 1, n=2)
     else:
         assert ask(max_tokens=2**40, seed=2**63).max_tokens == 2**40
+
+
+def test_the_second_choice_of_the_largest_seed_has_no_room() -> None:
+    params = SamplingParams(seed=2**63 - 1, n=2)
+    request: Any = SimpleNamespace(request_id="r", external_req_id="r", params=params)
+    _, child = ParentRequest(request).get_child_info(1)
+    with pytest.raises(OverflowError):
+        np.zeros(1, np.int64)[0] = child.seed
+
+
+LOGITS = torch.tensor([[9.0, 0.0, -9.0, float("-inf")]])
+
+
+def probabilities(params: SamplingParams) -> torch.Tensor:
+    """Return those of a prompt of all tokens, as samplers compute them in 32 bits."""
+    tokens = torch.arange(LOGITS.shape[1])[None]
+    penalty = torch.tensor([params.repetition_penalty])
+    logits = apply_penalties(
+        LOGITS.clone(), tokens, tokens[:, :0], torch.zeros(1), torch.zeros(1), penalty
+    )
+    return (logits / max(params.temperature, 1e-30)).softmax(-1)
+
+
+@pytest.mark.parametrize("penalty", [5e-324, 1e-46, 1e-30, 1e30, 1e39, 1e308])
+@pytest.mark.parametrize("temperature", [1e-9, 1.0, 2.0])
+def test_probabilities_are_numbers(penalty: float, temperature: float) -> None:
+    params = SamplingParams(repetition_penalty=penalty, temperature=temperature, top_p=5e-324)
+    keep_numbers(params)
+    assert probabilities(params).isfinite().all()
+    assert np.float32(params.top_p) > 0
+
+
+def test_a_penalty_that_32_bits_do_not_hold_leaves_no_numbers() -> None:
+    assert not probabilities(SamplingParams(repetition_penalty=1e-46)).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("asked", "may_bar_all"),
+    [
+        ({"allowed_token_ids": [5], "min_tokens": 1}, True),
+        ({"allowed_token_ids": [5], "_bad_words_token_ids": [[5]]}, True),
+        ({"allowed_token_ids": [5], "structured_outputs": STRUCTURE}, True),
+        ({"_bad_words_token_ids": [[5]], "structured_outputs": STRUCTURE}, True),
+        ({"structured_outputs": STRUCTURE, "min_tokens": 1}, False),  # vLLM bars no end then
+        ({"allowed_token_ids": [5]}, False),
+        ({"_bad_words_token_ids": [[5]], "min_tokens": 1}, False),
+        ({}, False),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_samplers_of_seeds_choose_where_no_token_may_be_left(
+    asked: dict[str, Any], may_bar_all: bool
+) -> None:
+    params = of(asked)
+    keep_numbers(params)
+    assert (params.seed is not None) is may_bar_all
+    params = of(asked | {"seed": 7})
+    keep_numbers(params)
+    assert params.seed == 7
 
 
 @pytest.mark.parametrize(
