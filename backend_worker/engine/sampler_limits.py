@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from vllm.envs import VLLM_MAX_BAD_WORDS_TOTAL_TOKENS
 from vllm.exceptions import VLLMValidationError
+from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 
@@ -40,6 +41,7 @@ class SampledInputs(ReadingOnce):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._limits_samplers = self.vllm_config.use_v2_model_runner
+        self._has_flashinfer = current_platform.is_cuda()
 
     def process_inputs(
         self, request_id: str, prompt: Any, params: Any, *args: Any, **options: Any
@@ -55,6 +57,9 @@ class SampledInputs(ReadingOnce):
         sampling = request.sampling_params
         if sampling is not None:
             keep_numbers(sampling)
+            # vLLM samples requests with a seed, and all beside them, without FlashInfer.
+            if self._has_flashinfer and sampling.seed is None and may_bar_all(sampling):
+                sampling.seed = random.getrandbits(62)
         if self._limits_samplers and sampling is not None:
             check_room(sampling)
             # With --enable-scale-out a client may send any, and 32 bits hold it.
@@ -65,17 +70,16 @@ class SampledInputs(ReadingOnce):
 
 
 def keep_numbers(params: SamplingParams) -> None:
-    """Change parameters so that each token that samplers allow has a probability of 32 bits."""
+    """Change parameters so that logits stay numbers of 32 bits."""
     params.repetition_penalty = min(max(params.repetition_penalty, MIN_PENALTY), MAX_PENALTY)
     params.top_p = max(params.top_p, MIN_TOP_P)
-    bars = (
-        bool(params.bad_words_token_ids),
-        params.structured_outputs is not None,
-        params.min_tokens > 0,
+
+
+def may_bar_all(params: SamplingParams) -> bool:
+    """Return whether processed parameters may leave no token: a regex may match nothing."""
+    return params.structured_outputs is not None or bool(
+        params.allowed_token_ids and (params.bad_words_token_ids or params.min_tokens)
     )
-    # Together they may leave no token. vLLM samples requests with a seed without FlashInfer.
-    if params.seed is None and (sum(bars[:2]) == 2 or (params.allowed_token_ids and any(bars))):
-        params.seed = random.getrandbits(62)
 
 
 def check_room(params: SamplingParams) -> None:

@@ -45,7 +45,6 @@ def samplers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return [logit_bias.LogitBiasState(nothing, states), bad_words.BadWordsState(nothing, states)]
 
 
-STRUCTURE = StructuredOutputsParams(choice=["yes"])
 TOKENS = envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS
 MANY: list[dict[str, Any]] = [
     {"allowed_token_ids": [5] * 1025},
@@ -100,12 +99,15 @@ def inputs(
     renderer.shutdown()
 
 
+def _sampling(inputs: SampledInputs, params: SamplingParams) -> SamplingParams:
+    request = inputs.process_inputs("r", tokens_input([1]), params, ("generate",))
+    assert request.sampling_params is not None
+    return request.sampling_params
+
+
 def test_numbers_that_any_client_of_tokens_may_send_have_room(inputs: SampledInputs) -> None:
     def ask(**asked: Any) -> SamplingParams:
-        params = SamplingParams(**asked)
-        request = inputs.process_inputs("r", tokens_input([1]), params, ("generate",))
-        assert request.sampling_params is not None
-        return request.sampling_params
+        return _sampling(inputs, SamplingParams(**asked))
 
     ask(seed=2**63 - 1)
     ask(seed=-(2**63))
@@ -158,28 +160,28 @@ def test_a_penalty_that_32_bits_do_not_hold_leaves_no_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "may_bar_all"),
+    "asked",
     [
-        ({"allowed_token_ids": [5], "min_tokens": 1}, True),
-        ({"allowed_token_ids": [5], "_bad_words_token_ids": [[5]]}, True),
-        ({"allowed_token_ids": [5], "structured_outputs": STRUCTURE}, True),
-        ({"_bad_words_token_ids": [[5]], "structured_outputs": STRUCTURE}, True),
-        ({"structured_outputs": STRUCTURE, "min_tokens": 1}, False),  # vLLM bars no end then
-        ({"allowed_token_ids": [5]}, False),
-        ({"_bad_words_token_ids": [[5]], "min_tokens": 1}, False),
-        ({}, False),
+        {"structured_outputs": StructuredOutputsParams(regex=r"[^\s\S]")},
+        {"allowed_token_ids": [5], "min_tokens": 1},
+        {"allowed_token_ids": [5], "bad_words": ["a"]},
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+    ids=" ".join,
 )
 def test_samplers_of_seeds_choose_where_no_token_may_be_left(
-    asked: dict[str, Any], may_bar_all: bool
+    inputs: SampledInputs, asked: dict[str, Any]
 ) -> None:
-    params = of(asked)
-    keep_numbers(params)
-    assert (params.seed is not None) is may_bar_all
-    params = of(asked | {"seed": 7})
-    keep_numbers(params)
-    assert params.seed == 7
+    def seed(**asked: Any) -> int | None:
+        return _sampling(inputs, SamplingParams(**asked)).seed
+
+    assert seed(**asked) is None  # of a CPU
+    inputs._has_flashinfer = True
+    chosen = seed(**asked)
+    assert chosen is not None
+    assert chosen != seed(**asked)
+    assert seed(**asked, seed=7) == 7
+    for one in asked.keys() - {"structured_outputs"}:
+        assert seed(**{one: asked[one]}) is None
 
 
 @pytest.mark.parametrize(
