@@ -361,6 +361,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "common/request_plane/wire.py": ("vllm.v1.serial_utils",),
     },
     "platform": {
+        "backend_worker/engine/sampler_limits.py": ("vllm.platforms",),
         "common/vllm_compat/preflight.py": ("vllm.platforms",),
     },
 }
