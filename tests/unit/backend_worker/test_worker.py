@@ -74,8 +74,9 @@ async def test_a_worker_that_can_not_say_that_it_leaves_drains_all_the_same(
 
 @pytest.fixture(autouse=True)
 def on_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the command sets it, so that it goes afterwards."""
+    """As the command sets it, so that it goes afterwards; what frontends here set is gone."""
     monkeypatch.setenv("VLLM_HOST_IP", "127.0.0.1")
+    monkeypatch.delenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", raising=False)
 
 
 @pytest.fixture
