@@ -1,6 +1,4 @@
-"""Turns and shares of clients at what all share, so that many requests of one delay another's by
-few.
-"""
+"""Turns and shares of clients at what all use, so that one's many requests delay others' by few."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,6 +11,10 @@ from common.aio.cleanup import undo_on_error
 from frontend.request_context import current_context
 
 T = TypeVar("T")
+
+CHOICES_LIKE_CHATS: Final = 4
+"""Choices of a request's only call that start without waiting, as that many chats would. All other
+calls are bulk calls, which share room that all clients' need."""
 
 
 class ClientTurns:

@@ -1,4 +1,4 @@
-"""Reject requests that vLLM's samplers on GPUs have no room for.
+"""Reject or change requests with which vLLM's samplers, on GPUs, would end an engine.
 
 vLLM's second model runner, its default on GPUs, keeps a few entries of each request beside the
 logits. It raises an error for more while it adds a request, which ends the engine, and vLLM checks
@@ -55,12 +55,13 @@ class SampledInputs(ReadingOnce):
             second_runner=self._limits_samplers,
         )
         sampling = request.sampling_params
-        if sampling is not None:
-            keep_numbers(sampling)
-            # vLLM samples requests with a seed, and all beside them, without FlashInfer.
-            if self._has_flashinfer and sampling.seed is None and may_bar_all(sampling):
-                sampling.seed = random.getrandbits(62)
-        if self._limits_samplers and sampling is not None:
+        if sampling is None:
+            return request
+        keep_numbers(sampling)
+        # vLLM samples requests with a seed, and all beside them, without FlashInfer.
+        if self._has_flashinfer and sampling.seed is None and may_bar_all(sampling):
+            sampling.seed = random.getrandbits(62)
+        if self._limits_samplers:
             check_room(sampling)
             # With --enable-scale-out a client may send any, and 32 bits hold it.
             most = self.model_config.max_model_len

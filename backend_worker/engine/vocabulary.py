@@ -5,7 +5,7 @@ token that was never trained, or a placeholder of media. Outside of media, such 
 engine in its next step, and a request goes on to the next worker.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
@@ -63,8 +63,8 @@ def _has_penalties(params: SamplingParams) -> bool:
     )
 
 
-def _outside(tokens: Iterable[int], vocabulary: int) -> Iterator[int]:
-    yield from [token for token in tokens if not 0 <= token < vocabulary]
+def _outside(tokens: Iterable[int], vocabulary: int) -> list[int]:
+    return [token for token in tokens if not 0 <= token < vocabulary]
 
 
 def _beyond(tokens: Sequence[int], vocabulary: int) -> dict[int, int]:

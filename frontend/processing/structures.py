@@ -38,7 +38,7 @@ from common.lru import Lru
 from frontend.bounded.forks import Bounds
 from frontend.bounded.orders import COMPILES, REFUSED, STRUCTURE_BOUNDS, Structure, Vocabulary
 from frontend.bounded.work import BoundedWork
-from frontend.client_turns import ClientShares, ClientTurns
+from frontend.client_turns import CHOICES_LIKE_CHATS, ClientShares, ClientTurns
 from frontend.request_context import current_context
 
 COMMAND: Final = python_command("frontend.bounded.structure_server")
@@ -62,9 +62,6 @@ FOR_OUTLINES: Final = (
 MAX_STEP_S: Final = 0.5
 """CPU seconds for the masks of all choices of one request in one step of an engine, of which each
 may be as slow as the slowest that its trial made."""
-
-FEW_CHOICES: Final = 4
-"""Choices of a request that may wait for masks of its client's others."""
 
 FEW_S: Final = 0.03
 """CPU seconds for the masks of one request that are not counted with its client's others. With
@@ -143,8 +140,8 @@ class StructureTrials:
         slowest_s = float(said.removeprefix(COMPILES)) if said != REFUSED else 0.0
         if _masks_s(params.n, slowest_s) > FEW_S:
             most = SHARE_S * max(engines, 1)
-            # Bulk calls, as the gate of calls has them, would wait with the room of all others.
-            waits = params.n <= FEW_CHOICES and _choices().calls == 1
+            # Bulk calls would wait with the room that others need.
+            waits = params.n <= CHOICES_LIKE_CHATS and _choices().calls == 1
             if not await self._masks.take(params.n * slowest_s, most, waits=waits):
                 raise OverloadedError(
                     "other requests of this client have structures that take an engine long for "

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
 from common.errors import OverloadedError, RequestRejectedError
+from frontend.client_turns import CHOICES_LIKE_CHATS
 from frontend.request.deadlines import Deadlines
 from frontend.request_context import Tenant, current_context
 from frontend.router import Slots
@@ -26,9 +27,6 @@ BULK_SHARE: Final = 7 / 8
 
 BULK_TOKENS: Final = 3 / 4
 """Fraction of the prompt tokens with which workers are busy that bulk calls may have in flight."""
-
-CHOICES_AT_ONCE: Final = 4
-"""Choices of a request's only call that start without waiting, as that many chats would."""
 
 MAX_CHOICES: Final = 1 / 2
 """Fraction of an engine's slots that the choices of one prompt may take."""
@@ -127,7 +125,7 @@ class CallGate:
         """
         self._check(choices)
         size, batch = Size(choices, tokens), batch_of_request()
-        bulk = choices > CHOICES_AT_ONCE or batch.running > 0 or bool(batch.waiting)
+        bulk = choices > CHOICES_LIKE_CHATS or batch.running > 0 or bool(batch.waiting)
         with ExitStack() as room:
             self._take_biases(batch, biases, room)
             if bulk:

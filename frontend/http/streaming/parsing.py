@@ -212,7 +212,7 @@ def paced(
     *parsers: "_Timed",
 ) -> AsyncGenerator[T]:
     """Return the outputs of a stream, each delayed by the parsing time of the one before. Long
-    ones, and all after a slow one, are parsed in a thread before vLLM asks for it.
+    ones, and all after a slow one, are parsed in a thread before vLLM asks for them.
 
     Args:
         answer_of: returns what an output has for the parsers.

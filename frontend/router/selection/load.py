@@ -182,6 +182,7 @@ class LoadTracker:
 
     @property
     def engines(self) -> int:
+        """Number of targets: the data-parallel ranks of all workers."""
         return len(self._own)
 
     def load(self, target: Target) -> TargetLoad:

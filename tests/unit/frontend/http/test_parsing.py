@@ -126,7 +126,7 @@ def output(text: str, *, index: int = 0, finish_reason: str | None = None) -> Re
 
 
 class Threads(Parser):
-    """A parser that says what it parses, where, and waits for the loop: there, in vain."""
+    """A parser that notes what it parses, and whether in a thread for answers."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.seen: list[tuple[str, bool]] = []
@@ -142,7 +142,7 @@ LONG = "long " * 40
 
 @pytest.mark.parametrize("slow", [False, True])
 async def test_long_outputs_and_those_after_slow_ones_are_parsed_in_a_thread(
-    slow: bool, monkeypatch: pytest.MonkeyPatch
+    slow: bool,
 ) -> None:
     """1.2 KB that a model wrote at once, or a client read at once, stopped the loop for 8 s."""
     context = request_context.begin()
