@@ -7,6 +7,10 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from vllm.envs import VLLM_MAX_BAD_WORDS_TOTAL_TOKENS
+
+from backend_worker.engine.sampler_limits import MAX_ALLOWED, MAX_STOP_TOKENS
+from backend_worker.engine.sampler_limits import MAX_BIASES as MAX_BIASES_ON_GPUS
 from frontend.gate.body_gate import MAX_BRACKETS, MAX_COMMAS
 from frontend.gate.fields import FIELDS, KINDS, MAX_FIELDS, NESTED, UNKNOWN, Limit
 from frontend.gate.forms import MAX_HEAD_BYTES, MAX_PARTS, MAX_TEXT_BYTES
@@ -120,6 +124,9 @@ several; a value counts as {value_weight} | {shared} |
 `stop_token_ids` with `min_tokens`, times choices, of all \
 requests under way with more than {few_biases}; beyond it 429, but one request alone may have more \
 | {biases} |
+| entries of `allowed_token_ids`; of `logit_bias`; of `stop_token_ids` with `min_tokens`, the \
+model's own among them; tokens of `bad_words`: by workers on GPUs, whose samplers have no room \
+for more | {samplers} |
 | log probabilities: candidates of all tokens of several prompts or choices; of one answer that is \
 no stream | {logprobs}; {alone} |
 | tokens of prompts times their choices, where there are several; a medium counts as {medium} \
@@ -168,6 +175,7 @@ def page() -> str:
             sorted(ADAPTERS), "by all workers, for admins, with VLLM_ALLOW_RUNTIME_LORA_UPDATING"
         ),
     }
+    bad_words = VLLM_MAX_BAD_WORDS_TOTAL_TOKENS
     return _TEXT.format(
         served=_by_words({**SERVED, **of_workers}),
         refused=_by_words(dict(sorted(REFUSED.items()))),
@@ -181,6 +189,7 @@ def page() -> str:
         sampled=f"{MAX_SAMPLED:,}",
         few_biases=f"{FEW_BIASES:,}",
         biases=f"{MAX_BIASES:,}",
+        samplers=f"{MAX_ALLOWED:,}; {MAX_BIASES_ON_GPUS:,}; {MAX_STOP_TOKENS:,}; {bad_words:,}",
         value_weight=VALUE_WEIGHT,
         logprobs=f"{MAX_LOGPROBS:,}",
         alone=f"{MAX_OF_ONE:,}",
