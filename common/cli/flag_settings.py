@@ -27,6 +27,14 @@ EMPTY: Final = "is empty: leave it out if that is not meant"
 """Error for a flag or key set to an empty text, such as an unset shell variable."""
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML in which a date is text: no flag takes one, but names of models may look so."""
+
+
+# In a class of its own, since lm-format-enforcer changes this for all users of PyYAML.
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", yaml.SafeLoader.construct_yaml_str)
+
+
 @dataclass(frozen=True)
 class ConfigFile:
     """A configuration file by key, with dashes for underscores; None for a key without a value."""
@@ -39,8 +47,8 @@ class ConfigFile:
         """Read a file. Raises ConfigurationError: it can't be read, or is not a YAML mapping."""
         try:
             text = path.read_text()
-            root = yaml.compose(text, Loader=yaml.SafeLoader)
-            values = yaml.safe_load(text)
+            root = yaml.compose(text, Loader=_Loader)
+            values = yaml.load(text, Loader=_Loader)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"{path} can't be read: {error}") from error
         except yaml.YAMLError as error:

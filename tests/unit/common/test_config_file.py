@@ -43,6 +43,7 @@ def test_a_flag_beats_the_environment_and_that_the_file_and_that_the_default(fil
     assert odd(file, text, "--odd-count=8", MMROUTER_ODD_COUNT="6") == Odd(count=8, pause_s=7.0)
     assert odd(file, "odd-quiet: true", "--no-odd-quiet") == Odd()
     assert odd(file, "odd-quiet: yes") == Odd(quiet=True)
+    assert odd(file, "odd-one: 2026-01-01") == Odd(one="2026-01-01")
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "odd-count:\n", "odd-count: null\n", "{}"])
@@ -71,7 +72,6 @@ def test_the_file_has_a_variable_of_its_own(file: Path, monkeypatch: pytest.Monk
         ("odd-quiet: 5", "odd-quiet=5"),
         ("odd-quiet: maybe", "odd-quiet='maybe'"),
         ("odd-one: 5", "odd-one=5"),
-        ("odd-one: 2026-01-01", "odd-one=datetime"),
         ("odd-pause: .nan\nodd-count: -1", "odd-count=-1"),
     ],
 )
