@@ -4,6 +4,7 @@ Low-level exceptions (zmq, OSError, msgspec, pydantic) are mapped to these at th
 they occur. The HTTP status is part of the type.
 """
 
+import errno
 import math
 from collections.abc import Iterable, Iterator
 from http import HTTPStatus
@@ -150,6 +151,22 @@ class FleetBusyError(OverloadedError):
     """Every worker is overloaded."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
+
+
+class OutOfFilesError(FleetBusyError):
+    """This process, or its host, can open no more files at the moment."""
+
+    def __init__(self) -> None:
+        super().__init__("this frontend can open no more files at the moment")
+
+    @staticmethod
+    def caused(error: BaseException) -> bool:
+        """Return whether a lack of files is why an error was raised."""
+        lacking = (errno.EMFILE, errno.ENFILE)
+        return any(
+            isinstance(each, OutOfFilesError) or getattr(each, "errno", None) in lacking
+            for each in causes(error)
+        )
 
 
 class WorkerBusyError(NoWorkerError):

@@ -1,7 +1,8 @@
 """ASGI's own types, the door that requests come in by, and errors in vLLM's shape."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from http import HTTPStatus
 from http.client import responses
@@ -12,7 +13,7 @@ from starlette.responses import JSONResponse
 from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
 from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMError, VLLMValidationError
 
-from common.errors import MmRouterError, OverloadedError
+from common.errors import MmRouterError, OutOfFilesError, OverloadedError
 from frontend.request_context import begin
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -173,3 +174,16 @@ def as_vllm_error(error: MmRouterError) -> VLLMError:
     if error.status is HTTPStatus.INTERNAL_SERVER_ERROR:
         return GenerationError(str(error))
     return GracefulHTTPError(str(error), error.status)
+
+
+@contextmanager
+def blaming_a_lack_of_files() -> Iterator[None]:
+    """Raise a 503 in place of an error that a lack of files caused: decoders, processors and
+    fetches say that the medium is at fault.
+    """
+    try:
+        yield
+    except (MmRouterError, OSError, RuntimeError, ValueError, VLLMError) as error:
+        if not OutOfFilesError.caused(error):
+            raise
+        raise as_vllm_error(OutOfFilesError()) from error

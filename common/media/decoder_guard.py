@@ -132,6 +132,7 @@ def guard_decoders() -> None:
     os.environ.setdefault(_OPENCV_LOGS, _QUIET)
     if "OPENCV_LOG_LEVEL" not in os.environ:
         cv2.utils.logging.setLogLevel(0)
+    Image.init()  # imports plugins, which the first picture would where no file can be opened
     image.ALLOWED_IMAGE_FORMATS = IMAGE_FORMATS
     Image.register_decoder("ppm_plain", _RefusingPlainText)
     Image.register_open(AVIF, open_avif, AvifImagePlugin._accept)

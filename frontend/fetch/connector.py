@@ -30,7 +30,7 @@ from vllm.multimodal.media.video import VideoEmbeddingMediaIO
 from common.errors import OverloadedError, ThreadStuckError
 from common.media.tensor_files import TensorFileError
 from common.observability.telemetry import MEDIA_HELD_BYTES, MEDIA_HELD_PIXELS
-from frontend.asgi import as_vllm_error
+from frontend.asgi import as_vllm_error, blaming_a_lack_of_files
 from frontend.fetch.allowance import HeldBytes, current_allowance
 from frontend.fetch.content import DeferredMedium, PendingMedium, check_video_backend
 from frontend.fetch.data_url import has_scheme, is_data_url
@@ -84,25 +84,26 @@ class FrontendMediaConnector(MediaConnector):
         Raises:
             VLLMUnprocessableEntityError: it can't be fetched; 422.
             VLLMValidationError, ValueError: the policy refuses it, or it can't be decoded; 400.
-            VLLMError: no room for it now; 429.
+            VLLMError: no room for it now; 429 or 503.
         """
         number = 1
         allowance = current_allowance(self._loader.policy)
-        try:
-            number = allowance.take_medium()
-            defers = current_context().defers if self.defers is None else self.defers
-            if defers is None:
-                defers = self._loader.defers
-            if defers and isinstance(media_io, _DEFERRABLE):
-                content = await self._loader.fetch(url, media_io)
-                return DeferredMedium(content, media_io, _place(url))
-            return await self._loader.load(url, media_io)
-        except MediaError as error:
-            refused = partial(for_user, error, _place(url, number))
-            allowance.failure = allowance.failure or refused
-            raise refused() from error
-        except (OverloadedError, ThreadStuckError) as error:
-            raise as_vllm_error(error) from error
+        with blaming_a_lack_of_files():
+            try:
+                number = allowance.take_medium()
+                defers = current_context().defers if self.defers is None else self.defers
+                if defers is None:
+                    defers = self._loader.defers
+                if defers and isinstance(media_io, _DEFERRABLE):
+                    content = await self._loader.fetch(url, media_io)
+                    return DeferredMedium(content, media_io, _place(url))
+                return await self._loader.load(url, media_io)
+            except MediaError as error:
+                refused = partial(for_user, error, _place(url, number))
+                allowance.failure = allowance.failure or refused
+                raise refused() from error
+            except (OverloadedError, ThreadStuckError) as error:
+                raise as_vllm_error(error) from error
 
     async def fetch_video_async(self, video_url: str, **options: str | None) -> Any:
         """Fetch a video; answer an unknown decoder with a 400."""

@@ -20,7 +20,7 @@ import cloudpickle
 from vllm.exceptions import VLLMClientError
 
 from common.cli.vllm_command_line import configure_vllms_logging
-from common.errors import RequestRejectedError, UnsupportedItemError, causes
+from common.errors import OutOfFilesError, RequestRejectedError, UnsupportedItemError, causes
 from common.observability.log_lines import configure_logging, current_request
 from common.observability.watchdog import WATCHDOG, allow
 from common.transfer.arena import ArenaMapping, EncodedItem, SegmentLayout, write_parts
@@ -196,6 +196,8 @@ def _failed(batch: Batch, error: Exception) -> BatchFailed:
     if is_out_of_memory(error):
         logger.warning("%s processing exceeded its memory limit: %s", batch.modality, error)
         return BatchFailed(Fault.MEMORY, f"this {batch.modality}")
+    if OutOfFilesError.caused(error):
+        return BatchFailed(Fault.FILES, "")
     match error:
         case MediaError():
             return BatchFailed(Fault.REFUSED, error.reason)

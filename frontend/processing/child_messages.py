@@ -112,6 +112,7 @@ class Fault(Enum):
     BROKEN = "an error of ours or of vLLM's"
     MISSING = "a Python package is not installed"
     MEMORY = "a medium takes more memory than it may"
+    FILES = "no file can be opened"
 
 
 @dataclass(frozen=True)

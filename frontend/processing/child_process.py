@@ -63,13 +63,13 @@ class ChildProcess:
         self._socket, theirs = socket.socketpair()
         with theirs:
             try:
+                self.connection: Connection[Any, Any] = Connection(os.dup(self._socket.fileno()))
                 self.pid, self._pidfd = forks.fork(theirs)
-            except ProcessLostError:
+            except (ProcessLostError, OSError):
                 self._socket.close()
                 raise
         self._closing = threading.Lock()
         self._closed = False
-        self.connection: Connection[Any, Any] = Connection(os.dup(self._socket.fileno()))
         self._order = order
 
     def wait_until_ready(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import cloudpickle
 
-from common.errors import OverloadedError
+from common.errors import OutOfFilesError, OverloadedError
 from common.transfer.arena import Lease, ReservedSegment, SegmentLayout
 from common.transfer.codec import decode
 from common.vllm_compat.renderer_patches import HfProcessorRuns
@@ -182,3 +182,5 @@ def _error(failed: BatchFailed) -> Exception:
             return MissingPackageError(failed.reason)
         case Fault.MEMORY:
             return MediumTooCostlyError(failed.reason)
+        case Fault.FILES:
+            return OutOfFilesError()

@@ -4,6 +4,8 @@ Thread-safe. Every wait has a deadline.
 """
 
 import contextlib
+import errno
+import os
 import socket
 import threading
 from typing import Final
@@ -98,6 +100,9 @@ class _Server:
             raise ProcessLostError(_late()) from error
         except OSError as error:
             raise ProcessLostError(f"a process for media did not start: {error}") from error
+        if answer and not pidfds:
+            lacking = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            raise ProcessLostError("a process for media can't be watched") from lacking
         if not answer:
             raise ProcessLostError("a process for media did not start: its fork server ended")
         return int(answer), pidfds[0]

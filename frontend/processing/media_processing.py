@@ -19,7 +19,7 @@ from common.media.decoded_media import check_decoded
 from common.observability.telemetry import PREPROCESS_WAITING, stage
 from common.transfer.base import MediaSource
 from common.vllm_compat.renderer_patches import HfProcessorRuns
-from frontend.asgi import as_vllm_error
+from frontend.asgi import as_vllm_error, blaming_a_lack_of_files
 from frontend.fetch import MISLED_DECODER_ERRORS, DeferredMedium, arrived
 from frontend.processing.backends import Backend, Decodes
 from frontend.processing.batch import MediaOptions, Processed, longest_prompt, may_defer
@@ -114,7 +114,8 @@ class MediaProcessing:
 
         Raises:
             ValueError: a medium is unusable; a 400.
-            VLLMError: 429 if too many requests wait for their media, 422 if processing failed.
+            VLLMError: 429 if too many requests wait for their media, 422 if processing failed, 503
+                if no file can be opened.
         """
         options = MediaOptions(mm_processor_kwargs or {}, media_io_kwargs or {})
         mm_data = {
@@ -123,7 +124,7 @@ class MediaProcessing:
         for modality, media in mm_data.items():
             check_decoded(modality, media)
         try:
-            with self._admitted(), stage("process_media"):
+            with self._admitted(), stage("process_media"), blaming_a_lack_of_files():
                 return await self._process(prompt, mm_data, mm_uuids or {}, options)
         except MmRouterError as error:
             raise as_vllm_error(error) from error

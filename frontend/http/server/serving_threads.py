@@ -21,7 +21,7 @@ from vllm.exceptions import VLLMValidationError
 
 from common.aio.watched_threads import WatchedThreads
 from common.errors import OverloadedError, RequestRejectedError
-from frontend.asgi import App, Receive, Scope, Send, as_vllm_error
+from frontend.asgi import App, Receive, Scope, Send, as_vllm_error, blaming_a_lack_of_files
 from frontend.bounded.forks import forked
 from frontend.fetch import MediaLoader, for_user
 from frontend.http.streaming.parsing import BOUNDS, aside
@@ -71,7 +71,8 @@ async def _decode_speech(serving: Vllms, loader: MediaLoader, sound: bytes) -> V
         return limited._decode_and_chunk_speech(data)
 
     try:
-        return await loader.decode_speech(sound, load, serving._preprocess_executor)
+        with blaming_a_lack_of_files():
+            return await loader.decode_speech(sound, load, serving._preprocess_executor)
     except MediaError as error:
         raise for_user(error, "the file") from error
     except OverloadedError as error:

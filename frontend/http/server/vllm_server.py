@@ -1,7 +1,6 @@
 """The only file that touches vLLM's server assembly: its OpenAI app around our client."""
 
 import asyncio
-import errno
 import logging
 import re
 import traceback
@@ -30,8 +29,8 @@ from vllm.tasks import SupportedTask
 from common.cli.vllm_command_line import adopt_servers_lines
 from common.errors import (
     ConfigurationError,
-    FleetBusyError,
     MmRouterError,
+    OutOfFilesError,
     OverloadedError,
     ThreadStuckError,
     causes,
@@ -267,6 +266,8 @@ def _forgetting(handler: Handler) -> Handler:
 
 async def _say_when(request: Request, error: Exception) -> Response:
     """Answer as vLLM does, except to an overload: that answer has a ``Retry-After``."""
+    if OutOfFilesError.caused(error):
+        return await _say_no_files(request, error)
     overload = error if isinstance(error, OverloadedError) else error.__cause__
     if isinstance(overload, OverloadedError):
         return overload_answer(overload)
@@ -275,11 +276,10 @@ async def _say_when(request: Request, error: Exception) -> Response:
 
 async def _say_no_files(request: Request, error: Exception) -> Response:
     """Answer 503 if no more files can be opened, not even a module that a first answer needs."""
-    assert isinstance(error, OSError)
-    if error.errno not in (errno.EMFILE, errno.ENFILE):
+    if not OutOfFilesError.caused(error):
         return await _blame_the_request(request, error)
     logger.warning("a request got 503: %s. Raise the limit on open files (ulimit -n)", error)
-    return overload_answer(FleetBusyError("this frontend can open no more files at the moment"))
+    return overload_answer(OutOfFilesError())
 
 
 async def _as_vllms(request: Request, error: Exception) -> Response:

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import errno
 import io
 import os
 import struct
@@ -9,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,8 @@ from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngImageFile
 from vllm import envs
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
-from vllm.exceptions import VLLMUnprocessableEntityError, VLLMValidationError
+from vllm.exceptions import GracefulHTTPError, VLLMUnprocessableEntityError, VLLMValidationError
+from vllm.multimodal import image
 from vllm.multimodal.hasher import MultiModalHasher
 from vllm.multimodal.media import (
     MEDIA_CONNECTOR_REGISTRY,
@@ -27,9 +30,11 @@ from vllm.multimodal.media import (
 )
 
 from common.media.decoder_guard import guard_decoders
+from common.media.formats import IMAGE_FORMATS
 from frontend.fetch.allowance import RequestAllowance
 from frontend.fetch.connector import CONNECTOR_NAME, FrontendMediaConnector, register
 from frontend.fetch.content import arrived
+from frontend.fetch.http import HttpFetcher
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.policy import FetchPolicy
 from frontend.request_context import begin
@@ -326,6 +331,31 @@ async def test_errors_of_servers(make_loader: MakeLoader, site: Site, internal: 
         url = site.url(path, host="site.example")
         connector = hasty if path == "/slow" else patient
         await told(connector, f"{url}?secret", 422, f"Failed to load media from {url}: {reason}")
+
+
+@pytest.mark.parametrize("replaced", [(image, "open_image"), (HttpFetcher, "_socket")])
+async def test_a_lack_of_files_is_no_mediums_fault(
+    make_loader: MakeLoader,
+    site: Site,
+    monkeypatch: pytest.MonkeyPatch,
+    replaced: tuple[Any, str],
+) -> None:
+    """Pillow imports its plugins when a picture needs one, and each fetch needs a socket."""
+
+    def lacks(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files", "/srv/venv/plugin.py")
+
+    monkeypatch.setattr(*replaced, lacks)
+    site.routes["/picture"] = answer(picture("a"))
+    url = site.url("/picture", host="site.example")
+    with pytest.raises(GracefulHTTPError, match="can open no more files at the moment") as caught:
+        await FrontendMediaConnector(make_loader()).fetch_image_async(url)
+    assert caught.value.http_status == 503
+
+
+def test_the_plugins_for_pictures_are_imported_with_the_guard() -> None:
+    guard_decoders()
+    assert set(IMAGE_FORMATS) <= set(Image.OPEN)
 
 
 async def test_a_long_path_is_cut(make_loader: MakeLoader) -> None:

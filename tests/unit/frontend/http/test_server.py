@@ -15,6 +15,7 @@ from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 from vllm.exceptions import VLLMValidationError
 
+from frontend.asgi import blaming_a_lack_of_files
 from frontend.http.server.vllm_server import _handle_errors
 
 
@@ -82,9 +83,18 @@ async def test_a_frontend_without_file_handles_says_when_to_come_back(
     def work(request: Request) -> None:
         raise OSError(number, "Too many open files", "/srv/venv/module.py")
 
-    reply = await get(work)
-    assert (reply.status_code, reply.headers.get("retry-after")) == (status, after)
-    assert "/srv" not in reply.text
+    def read(request: Request) -> None:
+        """As vLLM's reader of pictures does."""
+        with blaming_a_lack_of_files():
+            try:
+                work(request)
+            except OSError as error:
+                raise ValueError(f"Failed to load image: {error}") from error
+
+    for each in (work, read):
+        reply = await get(each)
+        assert (reply.status_code, reply.headers.get("retry-after")) == (status, after)
+        assert "/srv" not in reply.text
 
 
 class Medium:

@@ -3,18 +3,19 @@
 import contextlib
 import os
 import signal
+import socket
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import psutil
 import pytest
 from prometheus_client import REGISTRY
 
-from common.errors import ConfigurationError, OverloadedError
+from common.errors import ConfigurationError, OutOfFilesError, OverloadedError
 from common.vllm_compat.renderer_patches import HfProcessorRuns
 from frontend.fetch.allowance import RequestAllowance
 from frontend.media_limits.budget import Budget
@@ -282,6 +283,27 @@ def test_a_process_that_can_not_be_replaced_now_is_later(
         for _ in range(2):
             with pytest.raises(ProcessingFailedError, match="can't be started"):
                 one.run(Told())
+    assert one.does(Told())
+
+
+def test_a_process_that_there_is_no_handle_for_is_no_mediums_fault(
+    one: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel leaves out what it has no room for, and says that all is well."""
+    receive = socket.recv_fds
+
+    def without_handles(*args: Any) -> object:
+        said, handles, *rest = receive(*args)
+        for each in handles:
+            os.close(each)
+        return said, [], *rest
+
+    with monkeypatch.context() as full:
+        full.setattr(socket, "recv_fds", without_handles)
+        os.kill(one.pid, signal.SIGKILL)
+        with pytest.raises(ProcessingFailedError, match="can't be watched") as caught:
+            one.run(Told())
+    assert OutOfFilesError.caused(caught.value)
     assert one.does(Told())
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import gc
 import sys
 import threading
@@ -340,6 +341,14 @@ async def test_a_prompt_without_a_place_for_a_medium_is_refused(setting: Setting
     await setting.show(image("a"))
 
 
+def lacking_files() -> Exception:
+    """What vLLM raises where a processor can't open a file of its own."""
+    try:
+        raise ValueError("Failed to apply a processor") from OSError(errno.EMFILE, "too many")
+    except ValueError as error:
+        return error
+
+
 def not_installed() -> Exception:
     """What vLLM raises where it would use a package that is not there."""
     try:
@@ -359,6 +368,8 @@ def not_installed() -> Exception:
         (not_installed(), "415 this frontend can't process the medium: the Python package none"),
         (TypeError("not an int"), "400 not an int"),
         (OverflowError("too large"), "400 too large"),
+        (OSError(errno.ENFILE, "in system"), "503 this frontend can open no more files"),
+        (lacking_files(), "503 this frontend can open no more files"),
     ],
 )
 async def test_odd_options_that_break_a_processor_are_no_fault_of_the_server(

@@ -1,6 +1,7 @@
 """Processes for media: real ones, which die for real."""
 
 import dataclasses
+import errno
 import json
 import os
 import pickle
@@ -19,7 +20,7 @@ from vllm import envs
 from vllm.multimodal.media import AudioMediaIO
 from vllm.renderers import BaseRenderer
 
-from common.errors import ArenaFullError, OverloadedError
+from common.errors import ArenaFullError, OutOfFilesError, OverloadedError
 from common.identity import MmHash
 from common.observability.log_lines import LogFormat, LogLevel, LogSetup, current_request
 from common.request_plane.card import WorkerCard
@@ -34,9 +35,10 @@ from frontend.media_limits.budget import Budget, MediaBudgets
 from frontend.media_limits.policy import FetchPolicy, RefusedError, RequestLimitError
 from frontend.processing.backends import ProcessPool
 from frontend.processing.batch import Batch, MediaOptions, Medium, Processed, process
-from frontend.processing.child import Child
+from frontend.processing.child import Child, _failed
 from frontend.processing.child_messages import BatchFailed, Fault, StartUp
 from frontend.processing.errors import AbandonedError, ProcessingFailedError
+from frontend.processing.exchange import _error
 from frontend.processing.store import ArenaStore, PrivateStore
 from tests.pictures import blank_picture
 from tests.unit.frontend.processing.media import batch_of, broken_image, image, made_up, same
@@ -207,6 +209,13 @@ def test_bad_media_are_told_apart(shared: Pool) -> None:
     with pytest.raises(ValueError, match="Maximum file size exceeded"):
         shared.submit(batch, wanted).result(60)
     assert shared.submit(batch_of(image("a")), wanted).result(60)
+
+
+def test_a_lack_of_files_is_no_mediums_fault() -> None:
+    try:
+        raise ValueError("Failed to load image") from OSError(errno.EMFILE, "Too many open files")
+    except ValueError as error:
+        assert isinstance(_error(_failed(batch_of(image("a")), error)), OutOfFilesError)
 
 
 def test_pixels_are_counted_before_they_are_decoded(shared: Pool) -> None:
