@@ -140,7 +140,6 @@ OBJECTS: Final = (
                 "renderer._mm_processor_cache",
                 "renderer._mm_processor_only_cache",
                 "renderer._process_multimodal_async",
-                "renderer._tokenize_prompt_async",
                 "setattr(processor, name)",
                 "setattr(renderer, name)",
                 "texts._inner",

@@ -139,9 +139,12 @@ def replace_threads(
     replace()
 
 
-def replace_tokenizing(renderer: BaseRenderer, tokenize: Tokenize) -> None:
-    """Replace the tokenization of one text, for all routes."""
-    renderer._tokenize_prompt_async = tokenize
+def replace_tokenizing(
+    renderer: BaseRenderer, tokenize: Tokenize, decode: Callable[[list[int]], Awaitable[str]]
+) -> None:
+    """Replace the tokenization of one text, and the way back, for all routes."""
+    for name, ours in (("_tokenize_prompt_async", tokenize), ("_async_tokenizer_decode", decode)):
+        setattr(renderer, name, ours)
 
 
 def replace_messages(

@@ -166,7 +166,7 @@ class Preprocessor:
             )
             replace_threads(self.renderer, self._thread, texts)
             self.tokenizing = Tokenizing(self.renderer, limit_s)
-            replace_tokenizing(self.renderer, self.tokenizing)
+            replace_tokenizing(self.renderer, self.tokenizing, self.tokenizing.decode)
             self.input_processor = ReadingOnce(self.vllm_config, self.renderer)
             self._structures = StructureTrials(self.vllm_config, self.renderer.tokenizer)
             if is_mistral_tokenizer(self.renderer.tokenizer):

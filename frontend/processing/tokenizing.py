@@ -10,7 +10,6 @@ from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final, TypeVar
-from weakref import WeakValueDictionary
 
 from vllm.inputs import TextPrompt, TokensPrompt
 from vllm.renderers import BaseRenderer, TokenizeParams
@@ -20,7 +19,8 @@ from vllm.utils.async_utils import make_async
 from common.aio.watched_threads import WatchedThreads
 from common.errors import RequestRejectedError, ThreadStuckError
 from frontend.asgi import as_vllm_error
-from frontend.request_context import Tenant, current_context
+from frontend.client_turns import ClientTurns
+from frontend.request_context import current_context
 
 T = TypeVar("T")
 
@@ -34,9 +34,9 @@ MARGIN_TOKENS: Final = 256
 """Extra tokens that a part must have: a cut may change the tokens next to it."""
 
 AT_ONCE: Final = 2
-"""Texts of one request that are tokenized or wait for a thread at a time, and of one API key for
+"""Texts of one request that are tokenized or wait for a thread at a time, and of one client for
 each thread. 1,024 texts of a kilobyte, all in the queue at once, kept others waiting for a second;
-200 requests of 8 KB of one key did so for 8 seconds."""
+200 requests of 8 KB of one client did so for 8 seconds."""
 
 MIN_LIMIT: Final = 256 << 10
 """Maximum characters of a text that is only counted; more for a larger context. The answer has each
@@ -44,25 +44,19 @@ of its tokens, and a million of them block the event loop."""
 
 
 class _Turns:
-    """Limits the texts at a time of one request, and of one API key, so that others' go between.
-
-    Without keys all requests are of one key.
-    """
+    """Limits the texts at a time of one request, and of one client, so that others' go between."""
 
     def __init__(self, threads: int) -> None:
-        """``threads`` is the number of threads that one key may keep busy."""
-        self._of_a_tenant = threads * AT_ONCE
-        self._tenants: WeakValueDictionary[Tenant, asyncio.Semaphore] = WeakValueDictionary()
+        """``threads`` is the number of threads that one client may keep busy."""
+        self._clients = ClientTurns(threads * AT_ONCE)
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait for a turn of this task's request and its key, and hold it."""
+        """Wait for a turn of this task's request and its client, and hold it."""
         context = current_context()
         if (own := context.find(_OfRequest)) is None:
             context.put(own := _OfRequest(AT_ONCE))
-        new = asyncio.Semaphore(self._of_a_tenant)
-        of_tenant = self._tenants.setdefault(context.tenant, new)
-        async with own, of_tenant:
+        async with own, self._clients.of_client():
             yield
 
 
@@ -77,12 +71,15 @@ class Tokenizing:
         """``limit_s`` bounds the seconds for which a long text may keep the thread."""
         self._renderer = renderer
         self._others = renderer._tokenize_prompt_async
+        self._decode = renderer._async_tokenizer_decode
         self._apply: Any = getattr(renderer, "_apply_chat_template_async", None)
         # One at a time: a megabyte of text takes 200 MB meanwhile.
         self._own = WatchedThreads("long texts", 1, limit_s)
         shared = isinstance(renderer.tokenizer, ThreadSafeHFTokenizerMixin)
         self._thread: Executor = self._own if shared else renderer._executor
         self._turns = _Turns(getattr(renderer.model_config, "renderer_num_workers", 1))
+        # A proxy may be one client for many people, whose short texts wait for no long ones.
+        self._long_turns = _Turns(1)
         self._long = make_async(renderer._tokenize_prompt, executor=self._thread)
         self._context = renderer.model_config.max_model_len
         self._limit = max(MIN_LIMIT, self._context * CHARACTERS_A_TOKEN)
@@ -93,14 +90,21 @@ class Tokenizing:
 
     async def aside(self, work: Callable[[], T]) -> T:
         """Run work that tokenizes several texts on the thread for long ones."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        async with self._long_turns.turn():
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def decode(self, tokens: list[int]) -> str:
+        """Return the text of tokens."""
+        async with self._turns.turn():
+            return await self._decode(tokens)
 
     async def __call__(self, prompt: TextPrompt, params: TokenizeParams) -> TokensPrompt:
         """Return a text's tokens, or enough of them to tell that there are too many. Raises
         VLLMError if the text is too long to count, or keeps its thread for too long.
         """
+        turns = self._turns if len(prompt["prompt"]) <= LONG else self._long_turns
         try:
-            async with self._turns.turn():
+            async with turns.turn():
                 return await self._tokens(prompt, params)
         except ThreadStuckError as error:
             raise as_vllm_error(error) from error

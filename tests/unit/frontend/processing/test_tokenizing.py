@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -40,7 +41,12 @@ class PlainRenderer:
         self._executor = executor
         self.asked: list[tuple[int, str]] = []
         self._tokenize_prompt_async = make_async(self._tokenize_prompt, executor=executor)
+        self._async_tokenizer_decode = make_async(self._decode, executor=executor)
         self.model_config = type("Config", (), {"max_model_len": CONTEXT})
+
+    def _decode(self, tokens: list[int]) -> str:
+        self.asked.append((len(tokens), threading.current_thread().name))
+        return str(self.tokenizer.decode(tokens))
 
     def _tokenize_prompt(self, prompt: Any, params: TokenizeParams) -> Any:
         self.asked.append((len(prompt["prompt"]), threading.current_thread().name))
@@ -135,7 +141,12 @@ async def test_long_texts_keep_no_short_one_waiting(renderer: PlainRenderer) -> 
 
     renderer._tokenize_prompt = slow  # type: ignore[method-assign]
     tokenizing = Tokenizing(renderer, 120.0)
-    long = asyncio.create_task(tokenizing({"prompt": TEXT}, TokenizeParams(None)))
+
+    async def request() -> None:
+        request_context.begin()
+        await tokenizing({"prompt": TEXT}, TokenizeParams(None))
+
+    long = asyncio.gather(*(request() for _ in range(AT_ONCE + 1)))
     await asyncio.to_thread(going_on.wait)
     try:
         assert (await tokenizing({"prompt": "hello"}, TokenizeParams(CONTEXT)))["prompt_token_ids"]
@@ -145,44 +156,32 @@ async def test_long_texts_keep_no_short_one_waiting(renderer: PlainRenderer) -> 
     tokenizing.close()
 
 
-async def test_texts_of_one_request_leave_turns_to_others(renderer: PlainRenderer) -> None:
+@pytest.mark.parametrize("of_one", ["request", "key", "host"])
+@pytest.mark.parametrize("decodes", [True, False])
+async def test_texts_leave_turns_to_those_of_others(
+    renderer: PlainRenderer, of_one: str, decodes: bool
+) -> None:
     one, release = ThreadPoolExecutor(1), threading.Event()
     one.submit(release.wait)
     renderer = PlainRenderer(renderer.tokenizer, one)
     tokenizing, params = Tokenizing(renderer, 120.0), TokenizeParams(CONTEXT)
 
-    async def request(*texts: str) -> None:
-        request_context.begin()
-        await asyncio.gather(*(tokenizing({"prompt": text}, params) for text in texts))
+    async def request(client: str, text: str, texts: int) -> None:
+        context = request_context.begin()
+        context.tenant = Tenant(client if of_one == "key" else "")
+        context.peer = "" if of_one == "key" else client
+        work = (
+            partial(tokenizing.decode, [1] * len(text))
+            if decodes
+            else partial(tokenizing, {"prompt": text}, params)
+        )
+        await asyncio.gather(*(work() for _ in range(texts)))
 
-    many = asyncio.create_task(request(*["many"] * 100))
-    await asyncio.sleep(0)  # the requests
-    await asyncio.sleep(0)  # their texts
-    other = asyncio.create_task(request("the other's"))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    release.set()
-    await asyncio.gather(many, other)
-    tokenizing.close()
-    one.shutdown()
-    lengths = [length for length, _ in renderer.asked]
-    assert len(lengths) == 101 and lengths.index(len("the other's")) == AT_ONCE
-
-
-async def test_texts_of_one_key_leave_turns_to_others(renderer: PlainRenderer) -> None:
-    one, release = ThreadPoolExecutor(1), threading.Event()
-    one.submit(release.wait)
-    renderer = PlainRenderer(renderer.tokenizer, one)
-    tokenizing, params = Tokenizing(renderer, 120.0), TokenizeParams(CONTEXT)
-
-    async def request(key: str, text: str) -> None:
-        request_context.begin().tenant = Tenant(key)
-        await tokenizing({"prompt": text}, params)
-
-    waiting = [asyncio.create_task(request("a", "many")) for _ in range(100)]
-    await asyncio.sleep(0)
-    waiting.append(asyncio.create_task(request("b", "the other's")))
-    await asyncio.sleep(0)
+    requests = 1 if of_one == "request" else 100
+    waiting = [asyncio.create_task(request("a", "many", 100 // requests)) for _ in range(requests)]
+    waiting.append(asyncio.create_task(request("b", "the other's", 1)))
+    for _ in range(3):  # requests, their texts, and their turns
+        await asyncio.sleep(0)
     release.set()
     await asyncio.gather(*waiting)
     tokenizing.close()
