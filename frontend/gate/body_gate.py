@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from starlette.requests import Request
 from common.errors import RequestRejectedError
 from common.observability.telemetry import REQUESTS
 from frontend.asgi import App, Arrival, Scope, error_answer
+from frontend.client_turns import ClientTurns
 from frontend.gate.forms import read_form, texts_of
 from frontend.gate.judge import judge
 from frontend.gate.refused_fields import RefusedFieldError, check
@@ -65,6 +67,10 @@ TURN_BYTES: Final = 8 << 10
 """Bytes of a body from which it waits for a turn of the event loop. 200 chats of 55 KB, judged and
 validated in one turn, kept others waiting for 4 s."""
 
+SLOW_S: Final = 0.005
+"""Seconds of a turn with a body from which the next body waits as long: an answer needs some 25
+turns. Eight connections with 262,144 tokens each, 0.1 s of a turn, kept chats waiting for 2.5 s."""
+
 _PARSED: Final = "mmrouter.body"
 """Key in a request's scope of its parsed body, or of the error in it. Apps get nothing else: what
 another parser reads but :func:`read` refuses would not be judged."""
@@ -82,15 +88,17 @@ class BodyGate:
         """``runs_tools`` tells whether the server runs tools itself (``--tool-server``)."""
         self._max_choices = max_choices
         self._runs_tools = runs_tools
+        self._clients = ClientTurns(1)
         self._turns = asyncio.Lock()
+        self._free_at = 0.0
 
     async def __call__(self, arrival: Arrival) -> App | None:
         """Return a 400 for a body that must not reach vLLM."""
         if arrival.body is None:
             return None
         if len(arrival.body) >= TURN_BYTES:
-            async with self._turns:  # vLLM's app validates it in the same turn
-                await asyncio.sleep(0)
+            async with self._clients.of_client(), self._turns:
+                await self._turn()
         take = self._take_form if _is_form(arrival.headers) else self._take_json
         try:
             take(arrival, arrival.body)
@@ -98,6 +106,16 @@ class BodyGate:
             REQUESTS.labels(type(error).__name__).inc()
             return _answer(error)
         return None
+
+    async def _turn(self) -> None:
+        """Wait for a turn of the event loop, in which vLLM's app validates the body too."""
+        await asyncio.sleep(0)
+        if (left := self._free_at - time.monotonic()) > SLOW_S:
+            await asyncio.sleep(left)
+        asyncio.get_running_loop().call_soon(self._ended, time.monotonic())
+
+    def _ended(self, began: float) -> None:
+        self._free_at = 2 * time.monotonic() - began
 
     def _take_json(self, arrival: Arrival, content: bytes) -> None:
         try:

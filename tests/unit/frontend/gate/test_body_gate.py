@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from starlette.requests import Request
 from common.errors import RequestRejectedError
 from frontend import asgi
 from frontend.asgi import Door
-from frontend.gate import BodyGate, take_parsed_bodies
+from frontend.gate import BodyGate, body_gate, take_parsed_bodies
 from frontend.gate.body_gate import DECODER, MAX_BRACKETS, MAX_COMMAS, TURN_BYTES, read
 from frontend.http.limits.admission import Admission
 from frontend.http.settings import HttpSettings
@@ -189,3 +190,30 @@ async def test_large_bodies_are_judged_in_turns_of_the_event_loop(
     }
     await asyncio.gather(count(), *(door(dict(scope), receive, send) for _ in range(20)))
     assert len(seen) == turns
+
+
+async def test_slow_bodies_have_half_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer needs some 25 turns, and each of them had the body of another request."""
+    now, turn, waited = 0.0, asyncio.sleep, list[float]()
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        waited.append(seconds)
+        await turn(0)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal now
+        now += 0.25
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b" " * TURN_BYTES + b"{}"}
+
+    async def send(message: Any) -> None: ...
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(body_gate, "time", SimpleNamespace(monotonic=lambda: now))
+    door = Door(app, [Admission(HttpSettings()), BodyGate(max_choices=4)])
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"content-length", b"9")]}
+    await asyncio.gather(*(door(dict(scope), receive, send) for _ in range(3)))
+    assert [seconds for seconds in waited if seconds] == [0.25, 0.25]
