@@ -31,6 +31,7 @@ from vllm.entrypoints.pooling.utils import encode_pooling_output_base64
 
 from common.errors import OverloadedError, RequestRejectedError
 from frontend.asgi import as_vllm_error
+from frontend.client_turns import ClientTurns
 from frontend.http.limits.tenant_limits import TenantQuota
 from frontend.http.settings import HttpSettings
 from frontend.http.streaming.whole_answers import (
@@ -48,6 +49,9 @@ Vllms: TypeAlias = Any
 
 Rendered: TypeAlias = dict[str, Vllms]
 """vLLM's ``PoolingEngineInput``, or its raw material."""
+
+Run: TypeAlias = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Runs a function on the thread of the tokenizer, in a turn of this task's client."""
 
 _INPUTS: Final = (
     ("input",),
@@ -83,6 +87,10 @@ _ONE_IN_A_LIST: Final = ("input", "messages")
 """Fields in which a list may be one input: tokens, or a conversation."""
 
 
+AT_THE_TOKENIZER: Final = 2
+"""Pairs, or parts of texts to score, of one client at the tokenizer, or waiting for it, at a time.
+Eight requests with documents of 60 KB kept another client's two small ones waiting for 6 s."""
+
 MAX_INPUTS: Final = 16_384
 """Inputs of all requests, which wait in memory: eight of the largest requests by default."""
 
@@ -99,10 +107,15 @@ MAX_SIMILARITIES: Final = 1 << 27
 
 
 class PoolingLimits:
-    """Limits that all pooling requests of a frontend share."""
+    """Limits that all pooling requests of a frontend share.
+
+    Attributes:
+        turns: of clients at the tokenizer, between their pairs and parts of texts.
+    """
 
     def __init__(self, settings: HttpSettings, *, several_keys: bool) -> None:
         """With ``several_keys`` no key may take everything."""
+        self.turns = ClientTurns(AT_THE_TOKENIZER)
         self._most = settings.max_pooling_inputs
         share = settings.key_share if several_keys else 1.0
         self._most_tokens = settings.max_pooling_tokens
@@ -201,21 +214,21 @@ class _LimitedServing(PoolingBaseServing):
 
     async def _preprocessing(self, io_processor: Vllms, ctx: Vllms) -> None:
         """Render without blocking a thread that other requests need."""
-        loop = asyncio.get_running_loop()
         executor: Executor = io_processor._executor  # of its tokenizer, which is for one thread
+        run = partial(self._limits.turns.run, executor)
         tokens = current_context().find(PooledTokens)
         assert tokens is not None, "the request was admitted"
         if isinstance(io_processor, ScoringIOProcessor):
-            io_processor = await _with_cut_texts(io_processor, ctx.request, executor, tokens.most)
-        asked = await loop.run_in_executor(executor, io_processor.get_request_factory_online, ctx)
+            io_processor = await _with_cut_texts(io_processor, ctx.request, run, tokens.most)
+        asked = await run(partial(io_processor.get_request_factory_online, ctx))
         if not asked:
             raise ValueError("You must pass at least one prompt")
-        turn = asyncio.Lock()  # of its pairs, between which the executor has time for others
+        turn = asyncio.Lock()  # of its pairs, between which its client's other requests have theirs
         slots = asyncio.Semaphore(RENDERED_AT_ONCE)
 
         async def render(each: Rendered, times: int) -> Rendered:
             async with slots:
-                made = await _render(io_processor, executor, each, turn)
+                made = await _render(io_processor, run, each, turn)
             tokens.add(self._extract_prompt_len(made["prompts"]) * times)
             return made
 
@@ -370,9 +383,8 @@ async def _together(works: Iterable[Awaitable[Rendered]]) -> list[Rendered]:
             task.cancel()
 
 
-async def _with_cut_texts(processor: Vllms, asked: Vllms, executor: Executor, most: int) -> Vllms:
+async def _with_cut_texts(processor: Vllms, asked: Vllms, run: Run, most: int) -> Vllms:
     """Return a processor of scores that has the texts of one request, cut to what it can use."""
-    loop = asyncio.get_running_loop()
     params = asked.build_tok_params(processor.model_config)
     cut = TextCut(processor.renderer.get_tokenizer(), params, most)
     found = processor.valid_inputs_online(asked)
@@ -381,8 +393,7 @@ async def _with_cut_texts(processor: Vllms, asked: Vllms, executor: Executor, mo
     for texts, limit in zip((found.data_1, found.data_2), limits, strict=True):
         kept.append([])
         for some in _slices(texts):  # others need the thread too
-            work = partial(_cut_each, cut, some, limit)
-            kept[-1] += await loop.run_in_executor(executor, work)
+            kept[-1] += await run(partial(_cut_each, cut, some, limit))
             check_tokens(cut.tokens, most)
     of_request = copy(processor)
     of_request.valid_inputs_online = lambda _: ScoringData(*kept)
@@ -420,9 +431,7 @@ def _check_similarities(lengths: Sequence[int], count: int) -> None:
         )
 
 
-async def _render(
-    processor: Vllms, executor: Executor, asked: Rendered, turn: asyncio.Lock
-) -> Rendered:
+async def _render(processor: Vllms, run: Run, asked: Rendered, turn: asyncio.Lock) -> Rendered:
     """Do the processor's ``render`` in the way that other requests are rendered."""
     renderer = processor.renderer
     options = {
@@ -437,10 +446,8 @@ async def _render(
     elif "prompts" in asked:
         (prompt,) = await renderer.render_cmpl_async([asked["prompts"]], **options)
     else:  # a query and a document
-        loop = asyncio.get_running_loop()
-        half = _HalfRendering(processor)
         async with turn:
-            rendered: Rendered = await loop.run_in_executor(executor, half.render, asked)
+            rendered: Rendered = await run(partial(_HalfRendering(processor).render, asked))
         prompt = await renderer.process_for_engine_async(*rendered["prompts"])
         return {**rendered, "prompts": prompt}
     return {

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from types import SimpleNamespace
@@ -32,6 +33,7 @@ from frontend.gate import BodyGate
 from frontend.http.limits.admission import Admission
 from frontend.http.server import pooling as pooling_limits
 from frontend.http.server.pooling import (
+    AT_THE_TOKENIZER,
     RENDERED_AT_ONCE,
     PoolingLimits,
     _limited,
@@ -240,6 +242,38 @@ async def test_a_few_inputs_of_a_request_are_rendered_at_once(
     reply = await pooling.post("/v2/embed", images=images)
     assert reply.status_code == 200, reply.text
     assert most == RENDERED_AT_ONCE
+
+
+async def test_texts_to_score_leave_turns_to_those_of_other_clients(
+    pooling: Pooling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: Any = pooling.preprocessor.renderer._executor
+    submit, release, submitted, cut = texts.submit, threading.Event(), [], list[str]()
+
+    def noted(*args: Any) -> Any:
+        submitted.append(args)
+        return submit(*args)
+
+    def cut_each(_: Any, some: Sequence[str], __: int) -> Sequence[str]:
+        cut.extend(some)
+        return some
+
+    async def ask(host: str) -> None:
+        transport = httpx.ASGITransport(pooling.door, client=(host, 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://f") as client:
+            body = {"model": "demo", "queries": host, "documents": [host]}
+            assert (await client.post("/score", json=body)).status_code == 200
+
+    monkeypatch.setattr("frontend.http.server.pooling._cut_each", cut_each)
+    submit(release.wait)
+    monkeypatch.setattr(texts, "submit", noted)
+    all_asked = asyncio.gather(*map(ask, [*["many"] * 10, "other"]))
+    try:
+        await until(lambda: len(submitted) > AT_THE_TOKENIZER)
+    finally:
+        release.set()
+    await all_asked
+    assert cut.index("other") == AT_THE_TOKENIZER
 
 
 async def test_other_types_of_too_many_numbers_are_refused(
