@@ -72,6 +72,16 @@ async def medium(preprocessor: Preprocessor, prompt: Any) -> MediaItem:
     return found
 
 
+async def test_films_are_judged_before_a_worker_gets_them(
+    preprocessor: Preprocessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged: list[object] = []
+    check = "check_films"
+    monkeypatch.setattr(preprocessor_module, check, lambda features, _: judged.extend(features))
+    await medium(preprocessor, await rendered(preprocessor, "a"))
+    assert len(judged) == 1
+
+
 async def test_what_we_rendered_keeps_its_hash(preprocessor: Preprocessor) -> None:
     prompt = await rendered(preprocessor, "a")
     (mm_hash,) = prompt["mm_hashes"]["image"]
