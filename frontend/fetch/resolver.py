@@ -4,6 +4,7 @@ The HTTP client connects to the very addresses that were checked, so DNS rebindi
 """
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,8 +33,14 @@ next."""
 
 
 def system_lookup(host: str) -> list[str]:
-    """Return the answer of this machine's own resolver, hosts file included."""
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
+    """Return the answer of this machine's own resolver, hosts file included. Raises OSError if no
+    file can be opened, for which the resolver says that the name is unknown.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
+    except socket.gaierror:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+        raise
     return [str(address[0]) for _, _, _, _, address in found]
 
 

@@ -5,6 +5,7 @@ import base64
 import errno
 import io
 import os
+import socket
 import struct
 import threading
 from collections.abc import Iterator
@@ -36,11 +37,12 @@ from frontend.fetch.connector import CONNECTOR_NAME, FrontendMediaConnector, reg
 from frontend.fetch.content import arrived
 from frontend.fetch.http import HttpFetcher
 from frontend.fetch.loader import MediaLoader
+from frontend.fetch.resolver import system_lookup
 from frontend.media_limits.policy import FetchPolicy
 from frontend.request_context import begin
 from tests.odd_urls import ODD
 from tests.pictures import data_uri, picture
-from tests.unit.frontend.fetch.conftest import MakeLoader
+from tests.unit.frontend.fetch.conftest import MakeLoader, Names
 from tests.unit.frontend.fetch.sites import PRIVATE, Site, answer, redirect, silence
 from tests.unit.frontend.fetch.videos import jpeg_sequence, video
 
@@ -333,7 +335,9 @@ async def test_errors_of_servers(make_loader: MakeLoader, site: Site, internal: 
         await told(connector, f"{url}?secret", 422, f"Failed to load media from {url}: {reason}")
 
 
-@pytest.mark.parametrize("replaced", [(image, "open_image"), (HttpFetcher, "_socket")])
+@pytest.mark.parametrize(
+    "replaced", [(image, "open_image"), (HttpFetcher, "_socket"), (Names, "lookup")]
+)
 async def test_a_lack_of_files_is_no_mediums_fault(
     make_loader: MakeLoader,
     site: Site,
@@ -351,6 +355,23 @@ async def test_a_lack_of_files_is_no_mediums_fault(
     with pytest.raises(GracefulHTTPError, match="can open no more files at the moment") as caught:
         await FrontendMediaConnector(make_loader()).fetch_image_async(url)
     assert caught.value.http_status == 503
+
+
+def test_a_look_up_for_which_no_file_can_be_opened_does_not_say_that_a_name_is_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lacks(*_: object, **__: object) -> None:
+        raise OSError(errno.ENFILE, "Too many open files in system")
+
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(socket.gaierror):
+        system_lookup("site.example")
+    monkeypatch.setattr(os, "open", lacks)
+    with pytest.raises(OSError, match="in system"):
+        system_lookup("site.example")
 
 
 def test_the_plugins_for_pictures_are_imported_with_the_guard() -> None:
