@@ -17,6 +17,7 @@ from frontend.processes import Siblings
 def nothing_of_the_process_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (worker, frontend.app):
         monkeypatch.setattr(module, "configure_logging", lambda *_: None)
+        monkeypatch.setattr(module, "configure_vllms_logging", lambda *_, **__: None)
     monkeypatch.setattr(frontend.app, "raise_file_limit", lambda _: None)
     for name in (
         "VLLM_HOST_IP",

@@ -105,9 +105,13 @@ async def test_one_that_is_never_answered_says_so(recorded: Recorded) -> None:
 
 @pytest.mark.parametrize("form", list(LogFormat))
 async def test_lines_about_a_request_have_its_id(
-    recorded: Recorded, form: LogFormat, caplog: pytest.LogCaptureFixture
+    recorded: Recorded,
+    form: LogFormat,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    caplog.handler.setFormatter(LogSetup(LogLevel.DEBUG, form, "frontend").formatter())
+    lines = LogSetup(LogLevel.DEBUG, form, "frontend").formatter()
+    monkeypatch.setattr(caplog.handler, "formatter", lines)
     with caplog.at_level(logging.DEBUG, "mmrouter"):
         async with client() as http:
             _, _, request = (await http.post("/v1/chat/x")).json()
