@@ -1,38 +1,37 @@
-"""Limits of one API key on shared resources."""
+"""Limits of one API key, or of one client, on shared resources."""
 
 from collections import Counter
 
 from common.errors import OverloadedError
-from frontend.request_context import Tenant
 
 _LATER = "try again later"
 
 
 class TenantQuota:
-    """Track usage of a shared amount, of which one API key may take a part only."""
+    """Track usage of a shared amount, of which one API key may take a part only, or one client."""
 
     def __init__(self, what: str, total: int, of_one: int) -> None:
         """``what`` names the amount in messages; ``of_one`` is the limit of one tenant."""
         self._what = what
         self._total = total
         self._of_one = of_one
-        self._taken: Counter[Tenant] = Counter()
+        self._taken: Counter[str] = Counter()
         self.taken = 0
 
-    def check(self, tenant: Tenant, amount: int = 1) -> None:
+    def check(self, tenant: str, amount: int = 1) -> None:
         """Raise OverloadedError unless so much is left, in total and for this tenant."""
         if self.taken + amount > self._total:
             raise OverloadedError(f"this frontend has no room for more {self._what}: {_LATER}")
         if self._taken[tenant] + amount > self._of_one:
-            raise OverloadedError(f"this API key has its share of {self._what}: {_LATER}")
+            raise OverloadedError(f"this client has its share of {self._what}: {_LATER}")
 
-    def take(self, tenant: Tenant, amount: int = 1) -> None:
+    def take(self, tenant: str, amount: int = 1) -> None:
         """Take an amount, or raise OverloadedError and take nothing."""
         self.check(tenant, amount)
         self.taken += amount
         self._taken[tenant] += amount
 
-    def give_back(self, tenant: Tenant, amount: int = 1) -> None:
+    def give_back(self, tenant: str, amount: int = 1) -> None:
         self.taken -= amount
         self._taken[tenant] -= amount
         if not self._taken[tenant]:

@@ -42,7 +42,7 @@ from frontend.http.streaming.whole_answers import (
 )
 from frontend.processing import LONG, TextCut, texts_in
 from frontend.request import batch_of_request
-from frontend.request_context import Tenant, current_context
+from frontend.request_context import current_context
 
 Vllms: TypeAlias = Any
 """An object of vLLM's: a request, its context, or a processor."""
@@ -101,6 +101,10 @@ loop for 0.95 seconds, and prompts of others waited behind all that a request ha
 LARGEST_REQUESTS: Final = 8
 """Requests of the most tokens that are worked on at once."""
 
+CLIENT_SHARE: Final = 7 / 8
+"""Fraction of what all requests may take for the requests of one client, without several keys:
+eight of the largest had small ones of all other clients answered 429."""
+
 MAX_SIMILARITIES: Final = 1 << 27
 """Tokens of queries times tokens of their documents, where this process multiplies their vectors
 (late interaction): a second of some cores. A matrix of them is 512 MiB."""
@@ -114,10 +118,10 @@ class PoolingLimits:
     """
 
     def __init__(self, settings: HttpSettings, *, several_keys: bool) -> None:
-        """With ``several_keys`` no key may take everything."""
+        """With ``several_keys`` no key may take more than ``--key-share``."""
         self.turns = ClientTurns(AT_THE_TOKENIZER)
         self._most = settings.max_pooling_inputs
-        share = settings.key_share if several_keys else 1.0
+        share = settings.key_share if several_keys else CLIENT_SHARE
         self._most_tokens = settings.max_pooling_tokens
         inputs = max(self._most, MAX_INPUTS)
         self._inputs = TenantQuota(
@@ -141,7 +145,7 @@ class PoolingLimits:
                 "--max-pooling-inputs: send several requests"
             )
         request = current_context()
-        tenant = request.tenant
+        tenant = request.client
         tokens = PooledTokens(self._most_tokens, self._tokens, tenant)
         request.put(tokens)
         kept = 0
@@ -181,7 +185,7 @@ class PooledTokens:
     A query is computed with each of its documents: 18 KB took an engine 40 s.
     """
 
-    def __init__(self, most: int, quota: TenantQuota, tenant: Tenant) -> None:
+    def __init__(self, most: int, quota: TenantQuota, tenant: str) -> None:
         self.most = most
         self.taken = 0
         self._quota = quota

@@ -21,7 +21,7 @@ MB = 1 << 20
 def test_nobody_takes_more_than_a_share_and_nobody_the_last() -> None:
     budget = TenantQuota("things", total=5, of_one=3)
     budget.take(ONE, 3)
-    with pytest.raises(OverloadedError, match="this API key has its share of things"):
+    with pytest.raises(OverloadedError, match="this client has its share of things"):
         budget.take(ONE)
     budget.take(TWO, 2)
     with pytest.raises(OverloadedError, match="no room for more things"):

@@ -35,6 +35,7 @@ from frontend.http.server import pooling as pooling_limits
 from frontend.http.server.pooling import (
     AT_THE_TOKENIZER,
     RENDERED_AT_ONCE,
+    PooledTokens,
     PoolingLimits,
     _limited,
     _rows,
@@ -663,14 +664,33 @@ def test_answers_that_nobody_reads_hold_their_memory_only() -> None:
     """Eight requests of most inputs, whose clients read nothing, had all others answered 429."""
     limits = PoolingLimits(HttpSettings(pooling_memory_mb=1), several_keys=False)
     with ExitStack() as unread:
-        for _ in range(32):
+        for _ in range(28):
             with asking(), limits.admitted(2048) as held:
                 batch_of_request().keep(1 << 15)
                 unread.enter_context(held.pop_all())
         with asking(), limits.admitted(1), pytest.raises(OverloadedError, match="bytes of pooled"):
             batch_of_request().keep(1)
+        with asking(key="another"), limits.admitted(1):
+            batch_of_request().keep(1 << 17)
     with asking(), limits.admitted(1):
-        batch_of_request().keep(1 << 20)
+        batch_of_request().keep(7 << 17)
+
+
+def test_eight_requests_of_most_inputs_and_tokens_leave_room_to_another_client() -> None:
+    limits = PoolingLimits(HttpSettings(), several_keys=False)
+
+    def ask(client: str) -> None:
+        with asking(key=client):
+            held.enter_context(limits.admitted(2048))
+            if tokens := current_context().find(PooledTokens):
+                tokens.add(tokens.most)
+
+    with ExitStack() as held:
+        for _ in range(7):
+            ask("one")
+        with pytest.raises(OverloadedError, match="this client has its share of inputs"):
+            ask("one")
+        ask("another")
 
 
 @pytest.mark.parametrize("encoding", ["float", "base64", "bytes"])
