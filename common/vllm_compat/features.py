@@ -42,8 +42,8 @@ def server_arguments() -> ModuleType:
 
 
 def count_frames_with(count: Callable[[bytes], int]) -> None:
-    """Count a video's frames by ``count`` where its header doesn't say. vLLM 0.33 reads the video
-    once for that; earlier versions took only the first frame."""
+    """Count a video's frames by ``count`` where its header doesn't say: vLLM 0.33 reads the video
+    once for that, without a time-out."""
     from vllm.multimodal.video_decoders.opencv import OpenCVVideoBackendMixin
 
     if hasattr(OpenCVVideoBackendMixin, "demux_count_frames"):

@@ -139,6 +139,9 @@ class _CountingLoader(VideoLoader):
 
     @classmethod
     def _prepare_source(cls, source: VideoSourceMetadata) -> VideoSourceMetadata:
+        if source.total_frames_num <= 0:  # vLLM 0.33 has counted
+            frames, fps = count_frames(cls.policy.decode_timeout_s, cls.data), source.original_fps
+            source = VideoSourceMetadata(frames, fps, frames / fps if fps > 0 else 0)
         if source.total_frames_num > _MAX_FRAMES:
             raise RefusedError(
                 f"it says that it has {source.total_frames_num:,} frames: at most "
