@@ -212,7 +212,8 @@ async def test_slow_bodies_have_half_of_the_event_loop(monkeypatch: pytest.Monke
     async def send(message: Any) -> None: ...
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    monkeypatch.setattr(body_gate, "time", SimpleNamespace(monotonic=lambda: now))
+    clock = SimpleNamespace(monotonic=lambda: now, thread_time=lambda: now)
+    monkeypatch.setattr(body_gate, "time", clock)
     door = Door(app, [Admission(HttpSettings()), BodyGate(max_choices=4)])
     scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"content-length", b"9")]}
     await asyncio.gather(*(door(dict(scope), receive, send) for _ in range(3)))
