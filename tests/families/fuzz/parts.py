@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tests import odd_media
+from tests import odd_headers, odd_media
 from tests.clips import data_url, film, sound
 from tests.families.questions import Part, words
 from tests.pictures import data_uri, picture
@@ -48,7 +48,7 @@ def _video(draw: Draw) -> Part:
 
 
 def _odd_video(draw: Draw) -> Part:
-    clip = odd_media.VIDEOS[draw.choice(list(odd_media.VIDEOS))]()
+    clip = draw.choice([*odd_media.VIDEOS.values(), *odd_headers.FILMS.values()])()
     return {"type": "video_url", "video_url": {"url": _encoded("video/mp4", clip)}}
 
 
@@ -59,7 +59,7 @@ def _sound(draw: Draw) -> Part:
 
 
 def _odd_sound(draw: Draw) -> Part:
-    clip = odd_media.AUDIO[draw.choice(list(odd_media.AUDIO))]()
+    clip = draw.choice([*odd_media.AUDIO.values(), *odd_headers.SOUNDS.values()])()
     if draw.random() < 0.5:
         data = base64.b64encode(clip).decode()
         format = draw.choice(("wav", "mp3", "flac", "nothing"))
@@ -123,7 +123,7 @@ def _garbled(draw: Draw) -> Part:
 
 
 MAKERS: dict[Callable[[Draw], Part], int] = {
-    _image: 8, _odd_image: 6, _video: 4, _odd_video: 3, _sound: 4, _odd_sound: 3,
+    _image: 8, _odd_image: 6, _video: 4, _odd_video: 5, _sound: 4, _odd_sound: 5,
     _wrong_kind: 3, _tensor: 3, _text: 6, _special: 6, _named: 2, _garbled: 1,
 }  # fmt: skip
 

@@ -33,6 +33,7 @@ from frontend.fetch.decoders import SpeechIO, decode, limit_decoders
 from frontend.fetch.picture_limit import picture_pixels
 from frontend.fetch.video_limit import count_frames
 from frontend.media_limits.policy import FetchPolicy, MediaError, RefusedError
+from tests import odd_headers
 from tests.clips import AV1, floats
 from tests.e2e.processes import run_python
 from tests.fakes.budget import anything
@@ -595,7 +596,8 @@ def test_a_sequence_of_commas() -> None:
 
 def test_broken_videos(tmp_path: Path) -> None:
     whole = video(tmp_path)
-    for data in (b"", b"x", whole[:100], whole[:2000], whole[2000:], jpeg(10, 10), bytes(10_000)):
+    broken = (b"", b"x", whole[:100], whole[:2000], whole[2000:], jpeg(10, 10), bytes(10_000))
+    for data in (*broken, *(make() for make in odd_headers.FILMS.values())):
         with contextlib.suppress(ValueError, MediaError):
             decoded(data, limited(), VideoMediaIO(ImageMediaIO()))
 
