@@ -3,6 +3,7 @@
 import io
 import struct
 from collections.abc import Callable, Mapping
+from functools import cache
 
 import av
 import numpy as np
@@ -11,6 +12,7 @@ import soundfile  # type: ignore[import-untyped]
 from tests.clips import RATE, film, sound
 
 
+@cache  # Matroska has an id by chance
 def film_in(container: str, frames: int = 8) -> bytes:
     """A film of 4 frames a second, each of another grey."""
     buffer = io.BytesIO()
@@ -99,6 +101,7 @@ def wav(offset: int, value: bytes) -> bytes:
     return patched(sound("headers", 0.3), b"fmt ", offset, value)
 
 
+@cache  # so has Ogg
 def compressed(format: str, samples: int = 4800, rate: int = RATE) -> bytes:
     buffer = io.BytesIO()
     soundfile.write(buffer, np.linspace(-1, 1, samples), rate, format=format)
