@@ -54,7 +54,14 @@ def said(reply: httpx.Response) -> Said:
     for event in reply.text.replace("\r\n", "\n").strip().split("\n\n"):
         name, _, data = event.rpartition("data: ")
         _collect(data if data == "[DONE]" else json.loads(data), name.strip(), found)
-    return found
+    # Only the last event has some fields: none has them empty if all tokens come together.
+    filled = {place for place, values in found.items() if values != []}
+    return {
+        place: values
+        for place, values in found.items()
+        if place in filled
+        or not any(each.startswith((f"{place}[", f"{place}.")) for each in filled)
+    }
 
 
 def _collect(value: Any, place: str, found: Said, key: str = "") -> None:
