@@ -1,4 +1,4 @@
-"""Limits of one API key, or of one client, on shared resources."""
+"""Limits of one client on shared resources: of an API key, or of a host without one."""
 
 from collections import Counter
 
@@ -8,31 +8,31 @@ _LATER = "try again later"
 
 
 class TenantQuota:
-    """Track usage of a shared amount, of which one API key may take a part only, or one client."""
+    """Track usage of a shared amount, of which one client may take a part only."""
 
     def __init__(self, what: str, total: int, of_one: int) -> None:
-        """``what`` names the amount in messages; ``of_one`` is the limit of one tenant."""
+        """``what`` names the amount in messages; ``of_one`` is the limit of one client."""
         self._what = what
         self._total = total
         self._of_one = of_one
         self._taken: Counter[str] = Counter()
         self.taken = 0
 
-    def check(self, tenant: str, amount: int = 1) -> None:
-        """Raise OverloadedError unless so much is left, in total and for this tenant."""
+    def check(self, client: str, amount: int = 1) -> None:
+        """Raise OverloadedError unless so much is left, in total and for this client."""
         if self.taken + amount > self._total:
             raise OverloadedError(f"this frontend has no room for more {self._what}: {_LATER}")
-        if self._taken[tenant] + amount > self._of_one:
+        if self._taken[client] + amount > self._of_one:
             raise OverloadedError(f"this client has its share of {self._what}: {_LATER}")
 
-    def take(self, tenant: str, amount: int = 1) -> None:
+    def take(self, client: str, amount: int = 1) -> None:
         """Take an amount, or raise OverloadedError and take nothing."""
-        self.check(tenant, amount)
+        self.check(client, amount)
         self.taken += amount
-        self._taken[tenant] += amount
+        self._taken[client] += amount
 
-    def give_back(self, tenant: str, amount: int = 1) -> None:
+    def give_back(self, client: str, amount: int = 1) -> None:
         self.taken -= amount
-        self._taken[tenant] -= amount
-        if not self._taken[tenant]:
-            del self._taken[tenant]
+        self._taken[client] -= amount
+        if not self._taken[client]:
+            del self._taken[client]
