@@ -196,4 +196,4 @@ async def test_all_drain_together_and_nothing_stays(pair: Pair) -> None:
         os.kill(pid, signal.SIGTERM)
     assert await asyncio.to_thread(pair.frontend.wait, LIMIT_S) == 0
     assert not any(map(psutil.pid_exists, pids))
-    assert not shared_memory_of(*pids)
+    await until(lambda: not shared_memory_of(*pids))  # another may be removing it
