@@ -56,7 +56,7 @@ class HttpSettings(FlagSettings):
     pooling_memory_mb: Positive = Field(
         512.0,
         description="memory for pooled answers until they are sent; what doesn't fit is answered "
-        "429",
+        "429, or 400 if it never will",
     )
     body_timeout_s: Positive = Field(
         60.0, description="how long the body of a request may take to arrive"

@@ -133,7 +133,7 @@ complete -c mmrouter -n '__fish_seen_subcommand_from frontend up doctor' -l rout
 complete -c mmrouter -n '__fish_seen_subcommand_from frontend up doctor' -l router-mode -x -a 'kv round-robin' -d 'how a worker is chosen for each request. kv where the request costs least blocks'
 complete -c mmrouter -n '__fish_seen_subcommand_from frontend up doctor' -l send-timeout -x -d 'how long a client may take for 256 KiB of its answer, or for all that is there o'
 complete -c mmrouter -n '__fish_seen_subcommand_from frontend up doctor' -l body-timeout -x -d 'how long the body of a request may take to arrive (default 60 s; MMROUTER_BODY_T'
-complete -c mmrouter -n '__fish_seen_subcommand_from frontend up doctor' -l pooling-memory-mb -x -d 'memory for pooled answers until they are sent; what doesnt fit is answered 429 ('
+complete -c mmrouter -n '__fish_seen_subcommand_from frontend up doctor' -l pooling-memory-mb -x -d 'memory for pooled answers until they are sent; what doesnt fit is answered 429, '
 complete -c mmrouter -n '__fish_seen_subcommand_from frontend up doctor' -l max-pooling-inputs -x -d 'inputs of one request for embeddings, scores or what else is pooled; more, or mo'
 complete -c mmrouter -n '__fish_seen_subcommand_from frontend up doctor' -l max-choices -x -d 'answers that one request may ask for n times its prompts; more are answered 400 '
 complete -c mmrouter -n '__fish_seen_subcommand_from frontend up doctor' -l key-share -x -d 'what the requests of one API key may take of --max-inflight and --body-memory-mb'

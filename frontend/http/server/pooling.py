@@ -132,7 +132,8 @@ class PoolingLimits:
             "tokens to be pooled", tokens, max(self._most_tokens, int(tokens * share))
         )
         memory = settings.pooling_memory_bytes
-        self._memory = TenantQuota("bytes of pooled answers", memory, int(memory * share))
+        self._most_memory = int(memory * share)
+        self._memory = TenantQuota("bytes of pooled answers", memory, self._most_memory)
 
     @contextmanager
     def admitted(self, inputs: int) -> Iterator[ExitStack]:
@@ -152,6 +153,12 @@ class PoolingLimits:
 
         def keep(nbytes: int) -> None:
             nonlocal kept
+            if kept + nbytes > self._most_memory:
+                raise RequestRejectedError(
+                    f"the request's outputs have more than the {self._most_memory} bytes that one "
+                    "client may have of --pooling-memory-mb: send several requests, or shorter "
+                    "inputs"
+                )
             self._memory.take(tenant, nbytes)
             kept += nbytes
 
