@@ -107,7 +107,7 @@ class Model:
         client = _client(preprocessor, fleet, shared)
         tasks = preprocessor.tasks
         app = await build_vllm_app(client, serve, tasks, shared.server)
-        limit_pooling(app, shared.pooling)
+        limit_pooling(app, shared.pooling, preprocessor.tokenizing)
         limit_speech(app, shared.loader)
         tokenize_scores_aside(app, preprocessor.tokenizing, shared.pooling.check_tokens)
         write_tokens_aside(app)

@@ -135,13 +135,16 @@ OBJECTS: Final = (
         {
             "common/vllm_compat/renderer_patches.py": (
                 "renderer._apply_chat_template_async",
+                "renderer._async_tokenizer_decode",
                 "renderer._clear_mm_cache_async",
                 "renderer._mm_executor",
                 "renderer._mm_processor_cache",
                 "renderer._mm_processor_only_cache",
                 "renderer._process_multimodal_async",
+                "renderer._tokenize_prompt_async",
+                "renderer.render_messages",
+                "renderer.render_messages_async",
                 "setattr(processor, name)",
-                "setattr(renderer, name)",
                 "texts._inner",
                 "texts.replace_inner",
             ),

@@ -143,17 +143,17 @@ def replace_tokenizing(
     renderer: BaseRenderer, tokenize: Tokenize, decode: Callable[[list[int]], Awaitable[str]]
 ) -> None:
     """Replace the tokenization of one text, and the way back, for all routes."""
-    for name, ours in (("_tokenize_prompt_async", tokenize), ("_async_tokenizer_decode", decode)):
-        setattr(renderer, name, ours)
+    renderer._tokenize_prompt_async = tokenize
+    renderer._async_tokenizer_decode = decode
 
 
 def replace_messages(
     renderer: BaseRenderer, now: Callable[..., Any], later: Callable[..., Awaitable[Any]]
 ) -> None:
     """Replace the rendering of chat messages, synchronous and asynchronous, once."""
-    for name, ours in (("render_messages", now), ("render_messages_async", later)):
-        assert name not in vars(renderer), f"{name} is replaced already"
-        setattr(renderer, name, ours)
+    assert "render_messages" not in vars(renderer), "it is replaced already"
+    renderer.render_messages = now
+    renderer.render_messages_async = later
 
 
 def replace_template(renderer: BaseRenderer, apply: Callable[..., Awaitable[Any]]) -> None:

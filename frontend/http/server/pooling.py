@@ -7,7 +7,6 @@ media, on the tokenizer's thread, which all prompts need, or on the event loop.
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from functools import partial
@@ -31,7 +30,6 @@ from vllm.entrypoints.pooling.utils import encode_pooling_output_base64
 
 from common.errors import OverloadedError, RequestRejectedError
 from frontend.asgi import as_vllm_error
-from frontend.client_turns import ClientTurns
 from frontend.http.limits.tenant_limits import TenantQuota
 from frontend.http.settings import HttpSettings
 from frontend.http.streaming.whole_answers import (
@@ -40,7 +38,7 @@ from frontend.http.streaming.whole_answers import (
     entries,
     written,
 )
-from frontend.processing import LONG, TextCut, texts_in
+from frontend.processing import LONG, TextCut, Tokenizing, texts_in
 from frontend.request import batch_of_request
 from frontend.request_context import current_context
 
@@ -87,10 +85,6 @@ _ONE_IN_A_LIST: Final = ("input", "messages")
 """Fields in which a list may be one input: tokens, or a conversation."""
 
 
-AT_THE_TOKENIZER: Final = 2
-"""Pairs, or parts of texts to score, of one client at the tokenizer, or waiting for it, at a time.
-Eight requests with documents of 60 KB kept another client's two small ones waiting for 6 s."""
-
 MAX_INPUTS: Final = 16_384
 """Inputs of all requests, which wait in memory: eight of the largest requests by default."""
 
@@ -111,15 +105,10 @@ MAX_SIMILARITIES: Final = 1 << 27
 
 
 class PoolingLimits:
-    """Limits that all pooling requests of a frontend share.
-
-    Attributes:
-        turns: of clients at the tokenizer, between their pairs and parts of texts.
-    """
+    """Limits that all pooling requests of a frontend share."""
 
     def __init__(self, settings: HttpSettings, *, several_keys: bool) -> None:
         """With ``several_keys`` no key may take more than ``--key-share``."""
-        self.turns = ClientTurns(AT_THE_TOKENIZER)
         self._most = settings.max_pooling_inputs
         share = settings.key_share if several_keys else CLIENT_SHARE
         self._most_tokens = settings.max_pooling_tokens
@@ -209,6 +198,7 @@ class _LimitedServing(PoolingBaseServing):
     """Our part of vLLM's serving classes for pooling."""
 
     _limits: PoolingLimits
+    _tokenizing: Tokenizing
 
     async def __call__(self, request: Vllms, raw_request: Request | None = None) -> Response:
         """Answer a request. Raises VLLMError if it is rejected."""
@@ -225,8 +215,7 @@ class _LimitedServing(PoolingBaseServing):
 
     async def _preprocessing(self, io_processor: Vllms, ctx: Vllms) -> None:
         """Render without blocking a thread that other requests need."""
-        executor: Executor = io_processor._executor  # of its tokenizer, which is for one thread
-        run = partial(self._limits.turns.run, executor)
+        run = self._tokenizing.among_others
         tokens = current_context().find(PooledTokens)
         assert tokens is not None, "the request was admitted"
         if isinstance(io_processor, ScoringIOProcessor):
@@ -354,19 +343,22 @@ def _rows(data: torch.Tensor) -> Pieces:
     yield outer[1]
 
 
-def limit_pooling(app: FastAPI, limits: PoolingLimits) -> None:
+def limit_pooling(app: FastAPI, limits: PoolingLimits, tokenizing: Tokenizing) -> None:
     """Replace vLLM's pooling objects with subclasses that render as we do, within limits."""
     for name in list(app.state):
         if isinstance(serving := app.state[name], PoolingBaseServing):
-            setattr(app.state, name, _limited(serving, limits))
+            setattr(app.state, name, _limited(serving, limits, tokenizing))
 
 
-def _limited(serving: PoolingBaseServing, limits: PoolingLimits) -> PoolingBaseServing:
+def _limited(
+    serving: PoolingBaseServing, limits: PoolingLimits, tokenizing: Tokenizing
+) -> PoolingBaseServing:
     kind = type(serving)
     made: PoolingBaseServing = object.__new__(type(kind.__name__, (_LimitedServing, kind), {}))
     # Not on the thread of the tokenizer, which all prompts need.
     finish = partial(asyncio.to_thread, made._postprocessing)
-    vars(made).update(vars(serving), _limits=limits, _postprocessing_async=finish)
+    ours = {"_limits": limits, "_tokenizing": tokenizing, "_postprocessing_async": finish}
+    vars(made).update(vars(serving), **ours)
     return made
 
 

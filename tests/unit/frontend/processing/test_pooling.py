@@ -33,7 +33,6 @@ from frontend.gate import BodyGate
 from frontend.http.limits.admission import Admission
 from frontend.http.server import pooling as pooling_limits
 from frontend.http.server.pooling import (
-    AT_THE_TOKENIZER,
     RENDERED_AT_ONCE,
     PooledTokens,
     PoolingLimits,
@@ -48,6 +47,7 @@ from frontend.http.streaming.whole_answers import DeferredParts, send_deferred_p
 from frontend.media_limits.policy import FetchPolicy
 from frontend.processing.preprocessor import Preprocessor
 from frontend.processing.settings import PreprocessSettings
+from frontend.processing.tokenizing import AT_ONCE
 from frontend.request import state
 from frontend.request.call_gate import batch_of_request
 from frontend.request.engine_client import RoutedEngineClient
@@ -85,7 +85,8 @@ class Pooling:
         args.model, args.served_model_name = self.preprocessor.model_config.model, ["demo"]
         server = uvicorn.Server(uvicorn.Config(lambda: None))
         self.app: FastAPI = await build_vllm_app(self.client, args, self.preprocessor.tasks, server)
-        limit_pooling(self.app, PoolingLimits(settings, several_keys=False))
+        limits = PoolingLimits(settings, several_keys=False)
+        limit_pooling(self.app, limits, self.preprocessor.tokenizing)
         self.preprocessor.hf_runs.reset()
         steps: list[Step] = [
             Admission(settings),
@@ -270,11 +271,11 @@ async def test_texts_to_score_leave_turns_to_those_of_other_clients(
     monkeypatch.setattr(texts, "submit", noted)
     all_asked = asyncio.gather(*map(ask, [*["many"] * 10, "other"]))
     try:
-        await until(lambda: len(submitted) > AT_THE_TOKENIZER)
+        await until(lambda: len(submitted) > AT_ONCE)
     finally:
         release.set()
     await all_asked
-    assert cut.index("other") == AT_THE_TOKENIZER
+    assert cut.index("other") == AT_ONCE
 
 
 async def test_other_types_of_too_many_numbers_are_refused(
@@ -295,7 +296,8 @@ def test_classes_are_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
     plain: Any = object.__new__(ServingClassification)
     labels = {0: "é", 4: '"two"'}
     plain.model_config = SimpleNamespace(hf_config=SimpleNamespace(id2label=labels))
-    ours: Any = _limited(plain, PoolingLimits(HttpSettings(), several_keys=False))
+    unused: Any = None
+    ours: Any = _limited(plain, PoolingLimits(HttpSettings(), several_keys=False), unused)
     batch = [
         SimpleNamespace(outputs=PoolingOutput(data), prompt_token_ids=[1])
         for data in (torch.rand(5), torch.tensor([0.0, 0, 0, 1, 2]), torch.ones(5).bfloat16())
