@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeAlias
 from common.errors import OverloadedError, RequestRejectedError
 from frontend.client_turns import CHOICES_LIKE_CHATS
 from frontend.request.deadlines import Deadlines
-from frontend.request_context import Tenant, current_context
+from frontend.request_context import current_context
 from frontend.router import Slots
 
 CALLS_AT_ONCE: Final = 16
@@ -67,7 +67,7 @@ class Batch:
         accepted: whether a worker got one of its calls: then none is refused for busy workers.
     """
 
-    tenant: Tenant
+    client: str
     running: int = 0
     waiting: deque[Waiting] = field(default_factory=deque)
     keep: Callable[[int], None] = lambda nbytes: None
@@ -82,7 +82,7 @@ def batch_of_request() -> Batch:
     context = current_context()
     batch = context.find(Batch)
     if batch is None:
-        batch = Batch(context.tenant)
+        batch = Batch(context.client)
         context.put(batch)
     return batch
 
@@ -92,7 +92,7 @@ class CallGate:
 
     A request's only call of a few choices starts at once. Bulk calls, which are all others, start
     while a worker is not busy, and :data:`BULK_SHARE` of the slots and :data:`BULK_TOKENS` have
-    room, or if no other one runs; first those of the API key, then of the request, of which least
+    room, or if no other one runs; first those of the client, then of the request, of which least
     runs.
     """
 
@@ -104,7 +104,7 @@ class CallGate:
         self._bulk = 0
         self._tokens = 0
         self._biases = 0
-        self._of_tenant: Counter[Tenant] = Counter()
+        self._of_client: Counter[str] = Counter()
         self._waiting: dict[Batch, None] = {}
         self._turns = asyncio.Semaphore(CALLS_AT_ONCE)
 
@@ -218,11 +218,11 @@ class CallGate:
                 started.set_result(None)
 
     def _usage(self, batch: Batch) -> tuple[int, int]:
-        return self._of_tenant[batch.tenant], batch.running
+        return self._of_client[batch.client], batch.running
 
     def _started(self, batch: Batch, size: Size, bulk: bool) -> None:
         batch.running += size.choices
-        self._of_tenant[batch.tenant] += size.choices
+        self._of_client[batch.client] += size.choices
         self._running += size.choices
         if bulk:
             self._bulk += 1
@@ -238,9 +238,9 @@ class CallGate:
         if bulk:
             self._bulk -= 1
             self._tokens -= size.tokens
-        self._of_tenant[batch.tenant] -= size.choices
-        if not self._of_tenant[batch.tenant]:
-            del self._of_tenant[batch.tenant]
+        self._of_client[batch.client] -= size.choices
+        if not self._of_client[batch.client]:
+            del self._of_client[batch.client]
         self._start()
 
 

@@ -9,7 +9,7 @@ from common.errors import DeadlineExceededError, OverloadedError, RequestRejecte
 from frontend.request import FaultSettings
 from frontend.request.call_gate import CALLS_AT_ONCE, FEW_BIASES, MAX_BIASES, CallGate
 from frontend.request.deadlines import Deadlines
-from frontend.request_context import EVERYBODY, Tenant, begin
+from frontend.request_context import begin
 from frontend.router import Slots
 from tests.waiting import until
 
@@ -34,9 +34,9 @@ class Lab:
             await self.end.acquire()
 
     async def _request(
-        self, whose: str, calls: int, choices: int, tenant: Tenant, timeout_s: float, biases: int
+        self, whose: str, calls: int, choices: int, peer: str, timeout_s: float, biases: int
     ) -> None:
-        begin().tenant = tenant
+        begin().peer = peer
         await asyncio.gather(*(self.call(whose, choices, timeout_s, biases) for _ in range(calls)))
 
     def request(
@@ -44,11 +44,11 @@ class Lab:
         whose: str,
         calls: int = 1,
         choices: int = 1,
-        tenant: Tenant = EVERYBODY,
+        peer: str = "",
         timeout_s: float = 0.0,
         biases: int = 0,
     ) -> asyncio.Task[None]:
-        work = self._request(whose, calls, choices, tenant, timeout_s, biases)
+        work = self._request(whose, calls, choices, peer, timeout_s, biases)
         return asyncio.create_task(work)
 
     async def rest(self) -> None:
@@ -175,10 +175,9 @@ async def test_without_workers_no_call_asks_for_too_much() -> None:
 
 async def test_who_has_least_goes_first() -> None:
     lab = Lab(slots=16)
-    hers, his = Tenant("hers"), Tenant("his")
-    many = [lab.request("many", 50, tenant=hers), lab.request("more", 50, tenant=hers)]
+    many = [lab.request("many", 50, peer="hers"), lab.request("more", 50, peer="hers")]
     await lab.rest()
-    late = lab.request("late", calls=4, tenant=his)
+    late = lab.request("late", calls=4, peer="his")
     await lab.rest()
     assert lab.begun["late"] == 1  # its first call, beside the 14 that the slots have room for
     for _ in range(6):

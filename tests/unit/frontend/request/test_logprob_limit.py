@@ -17,7 +17,7 @@ from frontend.request.answer_limits import (
     check_logprobs,
 )
 from frontend.request.call_gate import Batch
-from frontend.request_context import EVERYBODY, current_context
+from frontend.request_context import current_context
 from tests.unit.frontend.http.asking import asking
 
 LARGE = 152_000
@@ -26,7 +26,7 @@ LARGE = 152_000
 
 @pytest.fixture(autouse=True)
 def batch() -> Iterator[Batch]:
-    batch = Batch(EVERYBODY)
+    batch = Batch("")
     with asking():
         current_context().put(batch)
         yield batch
