@@ -52,8 +52,8 @@ from frontend.processing.backends import Backend, OwnBackend, ProcessPool
 from frontend.processing.child_messages import StartUp
 from frontend.processing.client_templates import ClientTemplates, take_templates
 from frontend.processing.client_tensors import are_embeds, check_embeds, content_hash
-from frontend.processing.film_times import check_films
 from frontend.processing.media_processing import MediaProcessing, MediaSources
+from frontend.processing.mrope import check_media
 from frontend.processing.renderer import build_config
 from frontend.processing.settings import PreprocessSettings
 from frontend.processing.store import ArenaStore, PrivateStore, ProcessedStore
@@ -225,7 +225,7 @@ class Preprocessor:
         more ``engines``, the more of a client's slow structures run at once.
 
         Drops the client's transfer parameters. Raises the errors of vLLM's ``process_inputs``,
-        which its server answers with a 4xx; RequestRejectedError for embeddings and films that
+        which its server answers with a 4xx; RequestRejectedError for embeddings and media that
         would end an engine, and for media named only by a hash or to an encoder; and
         ThreadStuckError if hashing the client's data takes too long.
         """
@@ -242,10 +242,11 @@ class Preprocessor:
         ):
             # vLLM refuses it for completions only; a chat's may end an engine.
             raise RequestRejectedError("prompt_logprobs: not of a prompt with embeddings")
-        check_films(request.mm_features or (), self.model_config)
+        tokens = _token_ids(request)
+        check_media(request.mm_features or (), tokens, self.model_config)
         text = _said_to_the_decoder(prompt).get("prompt")
         return ProcessedPrompt(
-            token_ids=_token_ids(request),
+            token_ids=tokens,
             media=[self._media_item(feature) for feature in request.mm_features or []],
             prompt_text=text if isinstance(text, str) else None,
             cache_salt=request.cache_salt,

@@ -95,7 +95,8 @@ def _text(draw: Draw) -> Part:
 
 
 def _special(draw: Draw) -> Part:
-    return words(" ".join(draw.choices(SPECIAL, k=draw.choice((1, 2, 5, 40)))))
+    several = draw.choices(SPECIAL, k=draw.choice((1, 2, 5, 40)))
+    return words(draw.choice(("", " ")).join(several))
 
 
 def _named(draw: Draw) -> Part:

@@ -72,14 +72,15 @@ async def medium(preprocessor: Preprocessor, prompt: Any) -> MediaItem:
     return found
 
 
-async def test_films_are_judged_before_a_worker_gets_them(
+async def test_media_are_judged_before_a_worker_gets_them(
     preprocessor: Preprocessor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged: list[object] = []
-    check = "check_films"
-    monkeypatch.setattr(preprocessor_module, check, lambda features, _: judged.extend(features))
-    await medium(preprocessor, await rendered(preprocessor, "a"))
-    assert len(judged) == 1
+    judge = lambda features, tokens, _: judged.extend((*features, tokens))  # noqa: E731
+    monkeypatch.setattr(preprocessor_module, "check_media", judge)
+    prompt = await rendered(preprocessor, "a")
+    await medium(preprocessor, prompt)
+    assert len(judged) == 2 and judged[1] == prompt["prompt_token_ids"]
 
 
 async def test_what_we_rendered_keeps_its_hash(preprocessor: Preprocessor) -> None:

@@ -1,4 +1,4 @@
-"""Films whose frames lie further apart than a model counts never reach an engine."""
+"""Media whose positions would end an engine never reach one."""
 
 import inspect
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from vllm.multimodal.inputs import (
 )
 
 from common.errors import RequestRejectedError
-from frontend.processing.film_times import check_films
+from frontend.processing.mrope import check_films, check_media
 
 
 def film(seconds: float, frames: int = 4, **others: torch.Tensor) -> MultiModalFeatureSpec:
@@ -77,3 +77,28 @@ def test_other_media_have_no_time() -> None:
     plain = MultiModalFieldElem(torch.zeros(4), MultiModalBatchedField())
     item = MultiModalKwargsItem({"pixel_values_videos": plain})
     check_films([MultiModalFeatureSpec(item, "video", "x", PlaceholderRange(0, 4))], config())
+
+
+def places(*spans: tuple[int, int]) -> list[MultiModalFeatureSpec]:
+    return [MultiModalFeatureSpec(None, "image", "x", PlaceholderRange(*span)) for span in spans]
+
+
+@pytest.mark.parametrize("spans", [[(1, 4), (5, 2)], [(5, 2), (1, 4)], [(1, 9)]], ids=str)
+def test_a_model_that_counts_the_token_after_each_medium_has_one(
+    spans: list[tuple[int, int]],
+) -> None:
+    def check(kind: str) -> None:
+        text = SimpleNamespace(max_position_embeddings=1000, model_type=kind)
+        model = SimpleNamespace(max_model_len=1000, hf_config=text, hf_text_config=text)
+        check_media(places(*spans), [0] * 10, cast(ModelConfig, model))
+
+    check("qwen2_vl")
+    with pytest.raises(RequestRejectedError, match="side by side, or last"):
+        check("qwen3_omni_moe_text")
+
+
+def test_media_apart_and_a_film_with_its_sound() -> None:
+    text = SimpleNamespace(max_position_embeddings=1000, model_type="qwen3_omni_moe_text")
+    model = SimpleNamespace(max_model_len=1000, hf_config=text, hf_text_config=text)
+    for spans in ((1, 3), (5, 4)), ((1, 8), (1, 8)), ((0, 9),):
+        check_media(places(*spans), [0] * 10, cast(ModelConfig, model))

@@ -1,15 +1,18 @@
-"""Reject films that last longer than a model counts.
+"""Reject media to which M-RoPE would give positions that end an engine.
 
-M-RoPE of Qwen2.5-VL and its relatives gives a film's frames positions by their seconds. Engines
-have a table of four times the model's positions, and end with an index beyond it: an AVI file of
-23 KB, whose frames last eleven days each, ended one engine after the other.
+Qwen2.5-VL and its relatives give a film's frames positions by their seconds. Engines have a table
+of four times the model's positions, and end with an index beyond it: an AVI file of 23 KB, whose
+frames last eleven days each, ended one engine after the other.
+
+Qwen3-Omni gives a position to the token after each medium too, which templates always write. A
+client's text may name two media side by side: an engine then counts a position more than tokens.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from vllm.config import ModelConfig
-from vllm.multimodal.inputs import MultiModalFeatureSpec
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 
 from common.errors import RequestRejectedError
 
@@ -17,6 +20,27 @@ _TABLE: Final = 4
 """Positions in vLLM's table for each of the model's (``MRotaryEmbedding``)."""
 
 _RATES: Final = ("tokens_per_second", "position_id_per_seconds")
+
+
+def check_media(
+    features: Sequence[MultiModalFeatureSpec], tokens: Sequence[int], config: ModelConfig
+) -> None:
+    """Raise RequestRejectedError for media of a prompt's ``tokens`` that would end an engine."""
+    check_films(features, config)
+    if features and str(config.hf_text_config.model_type).startswith("qwen3_omni_moe"):
+        _check_gaps([each.mm_position for each in features], len(tokens))
+
+
+def _check_gaps(places: Iterable[PlaceholderRange], length: int) -> None:
+    """Raise RequestRejectedError unless a token follows each medium of a prompt."""
+    spans = sorted((place.offset, place.offset + place.length) for place in places)
+    following = [start for start, _ in spans[1:]] + [length]
+    for (start, end), after in zip(spans, following, strict=True):
+        if end == after or start < after < end:  # a film's own sound lies where the film does
+            raise RequestRejectedError(
+                "this model needs a token after each medium: don't write placeholders of media "
+                "side by side, or last in a prompt"
+            )
 
 
 def check_films(features: Iterable[MultiModalFeatureSpec], config: ModelConfig) -> None:
