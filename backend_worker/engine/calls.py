@@ -101,14 +101,13 @@ def ask(
 
 
 def _check_logprobs(llm: AsyncLLM, submit: Submit) -> None:
-    """Refuse prompt_logprobs with LoRA on a CPU: `punica_cpu.add_lora_logits` applies one adapter
-    per sampled token to the prompt's logits, and breaks if a step has two requests."""
+    """Refuse prompt_logprobs with LoRA: vLLM applies the adapters of a step's sampled tokens to the
+    prompt's logits. On CPUs that breaks; on GPUs kernels write beyond the logits of a short one."""
     params = submit.sampling_params
     if params is None or params.prompt_logprobs is None:
         return
-    config = llm.vllm_config
-    if config.lora_config is not None and config.device_config.device_type == "cpu":
-        raise RequestRejectedError("prompt_logprobs: not on a CPU with --enable-lora")
+    if llm.vllm_config.lora_config is not None:
+        raise RequestRejectedError("prompt_logprobs: not with --enable-lora at the worker")
 
 
 def has_failed(output: AnyOutput) -> bool:

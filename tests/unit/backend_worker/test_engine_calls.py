@@ -60,29 +60,22 @@ async def test_the_rank_is_told_where_there_are_several(
 
 
 @pytest.mark.parametrize(
-    ("device", "lora", "logprobs", "refused"),
-    [
-        ("cpu", object(), 0, True),
-        ("cpu", object(), None, False),
-        ("cpu", None, 1, False),
-        ("cuda", object(), 1, False),
-    ],
+    ("lora", "logprobs", "refused"),
+    [(object(), 0, True), (object(), None, False), (None, 1, False)],
 )
-def test_an_engine_on_a_cpu_is_not_asked_for_what_ends_it(
-    device: str, lora: object, logprobs: int | None, refused: bool
+def test_an_engine_with_adapters_is_not_asked_for_what_ends_it(
+    lora: object, logprobs: int | None, refused: bool
 ) -> None:
     asked: list[str] = []
     llm: Any = SimpleNamespace(
-        vllm_config=SimpleNamespace(
-            lora_config=lora, device_config=SimpleNamespace(device_type=device)
-        ),
+        vllm_config=SimpleNamespace(lora_config=lora),
         generate=lambda prompt, *_, **__: asked.append(prompt),
     )
     prompt: Any = "prompt"
     params = SamplingParams(prompt_logprobs=logprobs)
     submit = Submit(RequestId("r"), [1, 2], params, [], [])
     if refused:
-        with pytest.raises(RequestRejectedError, match="prompt_logprobs: not on a CPU"):
+        with pytest.raises(RequestRejectedError, match="not with --enable-lora"):
             engine_calls.ask(llm, submit, prompt, None, None)
     else:
         engine_calls.ask(llm, submit, prompt, None, None)
