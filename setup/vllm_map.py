@@ -181,7 +181,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "common/vllm_compat/engine_settings.py": ("vllm", "vllm.config", "vllm.envs"),
     },
     "renderer, configuration without a device": {
-        "frontend/processing/mrope.py": ("vllm.config",),
+        "frontend/processing/mrope.py": ("vllm.config", "vllm.model_executor.model_loader"),
         "frontend/processing/preprocessor.py": ("vllm.config", "vllm.renderers"),
         "frontend/processing/renderer.py": ("vllm", "vllm.config", "vllm.renderers"),
     },

@@ -1,74 +1,82 @@
 """Reject media to which M-RoPE would give positions that end an engine.
 
-Qwen2.5-VL and its relatives give a film's frames positions by their seconds. Engines have a table
-of four times the model's positions, and end with an index beyond it: an AVI file of 23 KB, whose
-frames last eleven days each, ended one engine after the other.
-
-Qwen3-Omni gives a position to the token after each medium too, which templates always write. A
-client's text may name two media side by side: an engine then counts a position more than tokens.
+Engines compute the positions of a prompt with a function of the model's class, which trusts media
+and tokens, and look them up in a table. A film of 23 KB whose frames lie eleven days apart, and a
+text that names two media of Qwen3-Omni side by side, ended one engine after the other. So the same
+function computes them here first.
 """
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
+from copy import copy
 from typing import Any, Final
 
+import torch
+from torch import nn
 from vllm.config import ModelConfig
-from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+from vllm.model_executor.model_loader import get_model_cls
+from vllm.multimodal.inputs import MultiModalFeatureSpec
 
 from common.errors import RequestRejectedError
 
 _TABLE: Final = 4
-"""Positions in vLLM's table for each of the model's (``MRotaryEmbedding``)."""
+"""Times a model's positions that engines have one for (vLLM's ``positions_factor``)."""
 
-_RATES: Final = ("tokens_per_second", "position_id_per_seconds")
+_GRID: Final = 256
+"""Cells of the grids of a prompt for each token of its context. Four make a token, or more where
+films are pruned; a client's own tensors may name any number."""
 
-
-def check_media(
-    features: Sequence[MultiModalFeatureSpec], tokens: Sequence[int], config: ModelConfig
-) -> None:
-    """Raise RequestRejectedError for media of a prompt's ``tokens`` that would end an engine."""
-    check_films(features, config)
-    if features and str(config.hf_text_config.model_type).startswith("qwen3_omni_moe"):
-        _check_gaps([each.mm_position for each in features], len(tokens))
+_OTHERS: Final = "vllm.model_executor.models.transformers"
+"""Module of the models that are Transformers', with classes that need their weights."""
 
 
-def _check_gaps(places: Iterable[PlaceholderRange], length: int) -> None:
-    """Raise RequestRejectedError unless a token follows each medium of a prompt."""
-    spans = sorted((place.offset, place.offset + place.length) for place in places)
-    following = [start for start, _ in spans[1:]] + [length]
-    for (start, end), after in zip(spans, following, strict=True):
-        if end == after or start < after < end:  # a film's own sound lies where the film does
+class MropePositions:
+    """Positions of prompts, as engines of one model will compute them."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        text, hf = config.hf_text_config, config.hf_config
+        self._length = config.max_model_len
+        self._known = _TABLE * max(self._length, getattr(text, "max_position_embeddings", 0))
+        self._model: Any = None
+        if config.uses_mrope:
+            native = copy(config)
+            native.model_impl = "auto"
+            kind = get_model_cls(native)
+            if not any(each.__module__.startswith(_OTHERS) for each in kind.__mro__):
+                self._model = nn.Module.__new__(kind)  # without weights
+                self._model.config = getattr(hf, "thinker_config", hf)
+
+    def check(self, features: Sequence[MultiModalFeatureSpec], tokens: Sequence[int]) -> None:
+        """Raise RequestRejectedError for a prompt whose media an engine can't place."""
+        placed = [each for each in features if each.modality != "prompt_embeds"]
+        if self._model is None or not placed:
+            return
+        if sum(map(_cells, placed)) > _GRID * self._length:
+            raise RequestRejectedError("the media of the request have too many patches")
+        try:
+            positions, delta = self._model.get_mrope_input_positions(list(tokens), placed)
+            if (found := positions.shape[-1]) != len(tokens):
+                raise ValueError(f"{found} positions for {len(tokens)} tokens")
+        except Exception as error:  # of any type: an engine would end with it
             raise RequestRejectedError(
-                "this model needs a token after each medium: don't write placeholders of media "
-                "side by side, or last in a prompt"
+                f"this model can't place the request's media in its prompt ({error}): don't write "
+                "placeholders of media in a text, side by side or last"
+            ) from error
+        # Answers have a position for each token.
+        last = delta + self._length
+        if int(positions.min()) < 0 or last > self._known:
+            raise RequestRejectedError(
+                f"the videos of the request last for {last:,} positions with an answer, and this "
+                f"model counts {self._known:,}: send shorter ones, or a file that names the right "
+                "rate of frames"
             )
 
 
-def check_films(features: Iterable[MultiModalFeatureSpec], config: ModelConfig) -> None:
-    """Raise RequestRejectedError if the films of a prompt have more positions than the model."""
-    seconds = sum(_seconds(each.data) for each in features if each.modality == "video")
-    if not seconds:
-        return
-    length, text = config.max_model_len, config.hf_text_config
-    known = max(length, getattr(text, "max_position_embeddings", 0))
-    # Texts and answers have a position for each token.
-    most = (_TABLE * known - length) / _positions_per_second(config.hf_config)
-    if not 0 < seconds <= most:  # it may be no number
-        raise RequestRejectedError(
-            f"the videos of the request last {seconds:,.0f} s, and this model counts {most:,.0f} "
-            "s: send shorter ones, or a file that names the right rate of frames"
-        )
-
-
-def _seconds(item: Any) -> float:
-    """Return the time between a film's first and last frames; 0 if the model asks for none."""
-    if item is None or "second_per_grid_ts" not in item:
-        return 0.0
-    each = float(item["second_per_grid_ts"].data)
-    return each * (int(item["video_grid_thw"].data.flatten()[0]) - 1)
-
-
-def _positions_per_second(config: Any) -> float:
-    """Return the highest rate in a configuration, of which vLLM's models read different parts."""
-    thinker = getattr(config, "thinker_config", config)
-    parts = (thinker, getattr(thinker, "vision_config", None))
-    return max(1.0, *(float(getattr(part, rate, 1.0)) for part in parts for rate in _RATES))
+def _cells(feature: MultiModalFeatureSpec) -> float:
+    """Return the patches that the grids of a medium name; 0 if it has none."""
+    return sum(
+        math.prod(grid)
+        for name, each in (feature.data or {}).items()
+        if name.endswith(("_grid_thw", "_grid_hw"))
+        for grid in torch.atleast_2d(each.data).tolist()
+    )

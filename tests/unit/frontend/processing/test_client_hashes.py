@@ -25,6 +25,7 @@ from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.policy import FetchPolicy
 from frontend.processing import preprocessor as preprocessor_module
 from frontend.processing.client_tensors import HashedItems, content_hash
+from frontend.processing.mrope import MropePositions
 from frontend.processing.preprocessor import MediaItem, Preprocessor
 from frontend.processing.settings import PreprocessSettings
 from tests.fakes.hanging import Hanging
@@ -76,8 +77,8 @@ async def test_media_are_judged_before_a_worker_gets_them(
     preprocessor: Preprocessor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged: list[object] = []
-    judge = lambda features, tokens, _: judged.extend((*features, tokens))  # noqa: E731
-    monkeypatch.setattr(preprocessor_module, "check_media", judge)
+    judge = lambda _, features, tokens: judged.extend((*features, tokens))  # noqa: E731
+    monkeypatch.setattr(MropePositions, "check", judge)
     prompt = await rendered(preprocessor, "a")
     await medium(preprocessor, prompt)
     assert len(judged) == 2 and judged[1] == prompt["prompt_token_ids"]
