@@ -76,7 +76,8 @@ class Tokenizing:
         # One at a time: a megabyte of text takes 200 MB meanwhile.
         self._own = WatchedThreads("long texts", 1, limit_s)
         shared = isinstance(renderer.tokenizer, ThreadSafeHFTokenizerMixin)
-        self._thread: Executor = self._own if shared else renderer._executor
+        self._others_thread: Executor = renderer._executor
+        self._thread = self._own if shared else self._others_thread
         self._turns = _Turns(getattr(renderer.model_config, "renderer_num_workers", 1))
         # A proxy may be one client for many people, whose short texts wait for no long ones.
         self._long_turns = _Turns(1)
@@ -91,7 +92,7 @@ class Tokenizing:
     async def among_others(self, work: Callable[[], T]) -> T:
         """Run work that tokenizes short texts on the thread for all prompts'."""
         async with self._turns.turn():
-            return await asyncio.get_running_loop().run_in_executor(self._renderer._executor, work)
+            return await asyncio.get_running_loop().run_in_executor(self._others_thread, work)
 
     async def aside(self, work: Callable[[], T]) -> T:
         """Run work that tokenizes several texts on the thread for long ones."""
