@@ -50,7 +50,9 @@ def look_up_models(app: FastAPI, listing: Listing) -> None:
 def look_up_responses(app: FastAPI) -> None:
     """Answer that no responses are stored, rather than that this one is missing."""
 
-    async def none(response_id: str) -> Response:
+    async def none(response_id: str, request: Request) -> Response:
+        if request.method == "POST" and request.url.path.endswith(f"/{response_id}"):
+            raise HTTPException(HTTPStatus.NOT_FOUND)  # /v1/responses/input_tokens, for one
         return _missing(
             f"There is no answer `{response_id}`: answers are not stored here. Keep what "
             "`/v1/responses` returned, or stream it.",

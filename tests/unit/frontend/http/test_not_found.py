@@ -87,10 +87,13 @@ async def test_a_route_that_is_not_there_says_what_is() -> None:
     async with client() as http:
         missing = await http.post("/v1/embeddings", json={})
         wrong = await http.get("/v1/chat/completions")
+        counted = await http.post("/v1/responses/input_tokens", json={})
     error = missing.json()["error"]
     assert (missing.status_code, error["code"], error["type"]) == (404, 404, "NotFoundError")
     assert "no POST /v1/embeddings" in error["message"]
     assert "chats (/v1/chat/completions)" in error["message"]
     assert "embeddings (" not in error["message"]
+    assert counted.status_code == 404
+    assert "no POST /v1/responses/input_tokens" in counted.json()["error"]["message"]
     assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
     assert wrong.json()["error"]["message"] == "Method Not Allowed"
