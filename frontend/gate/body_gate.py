@@ -122,18 +122,24 @@ class BodyGate:
         try:
             body = read(content)
         except json.JSONDecodeError as error:
-            arrival.scope[_PARSED] = error  # vLLM's app has the answer that clients know
+            _put(arrival, _PARSED, error)  # vLLM's app has the answer that clients know
             return
         judge(body, self._max_choices)
         check(arrival.path, body, runs_tools=self._runs_tools)
-        arrival.scope[_PARSED] = body
+        _put(arrival, _PARSED, body)
         arrival.context.note_salt(body)
 
     def _take_form(self, arrival: Arrival, content: bytes) -> None:
         form = read_form(content, arrival.headers["content-type"])
         judge(texts_of(form), self._max_choices)
-        arrival.scope[_FORM] = form
+        _put(arrival, _FORM, form)
         arrival.body = b""  # nothing else reads it, and files are copies
+
+
+def _put(arrival: Arrival, key: str, body: object) -> None:
+    """Keep a body for the app, until the request ends: its connection may stay."""
+    arrival.scope[key] = body
+    arrival.held.callback(arrival.scope.pop, key, None)
 
 
 def take_parsed_bodies() -> None:

@@ -144,6 +144,8 @@ class Connection(HttpToolsProtocol):
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()
+        # Break cycles: the last request's body would stay until the collector looks at old objects.
+        self._running = self.cycle = self.scope = None  # type: ignore[assignment]
         self.pipeline.clear()
         self._ahead.clear()
         self._unset_keepalive_if_required()

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from common.errors import RequestRejectedError
 from frontend import asgi
 from frontend.asgi import Door
-from frontend.gate import BodyGate, body_gate, take_parsed_bodies
+from frontend.gate import BodyGate, body_gate, body_of, take_parsed_bodies
 from frontend.gate.body_gate import DECODER, MAX_BRACKETS, MAX_COMMAS, TURN_BYTES, read
 from frontend.http.limits.admission import Admission
 from frontend.http.settings import HttpSettings
@@ -60,6 +60,23 @@ def test_a_body_arrives_as_it_was(client: TestClient, seen: list[Any], path: str
     }  # fmt: skip
     assert client.post(path, json=body).status_code == 200
     assert seen == [(body, "pepper")]
+
+
+async def test_a_body_goes_with_its_request() -> None:
+    """And not with its connection, which may stay."""
+    seen = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(body_of(scope))
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"[1]"}
+
+    async def send(message: Any) -> None: ...
+
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"content-length", b"3")]}
+    await Door(app, [Admission(HttpSettings()), BodyGate(max_choices=4)])(scope, receive, send)
+    assert (seen, body_of(scope)) == ([[1]], None)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])

@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import datetime
+import gc
 import io
 import itertools
 import json
 import shutil
 import socket
 import ssl
+import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -677,6 +679,23 @@ async def test_nothing_is_kept_of_idle_connections_that_are_gone() -> None:
         await client.close()
         await server.until_nothing_is_left()
         assert not protocol._idle
+
+
+@pytest.mark.parametrize("path", ["/work", "/wait"])
+async def test_a_connection_is_free_as_soon_as_it_is_gone(path: str) -> None:
+    """And all of its last request: 16 bodies of 40 MB stayed until old objects were collected."""
+    async with Workshop(HttpSettings()).serving() as server:
+        client = await server.connect()
+        await client.send(with_body(b"one", path=path))
+        await until(lambda: server.state.total_requests or path == "/wait")
+        kept = [weakref.ref(each) for each in server.state.connections]
+        gc.disable()
+        try:
+            await client.close()
+            await server.until_nothing_is_left()
+            await until(lambda: kept[0]() is None)
+        finally:
+            gc.enable()
 
 
 def write_certificate(directory: Path, name: str) -> list[str]:
