@@ -14,7 +14,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
 PACKAGES: Final = ("backend_worker", "common", "frontend")
-MAX_PROCESS: Final = 9
+MAX_PROCESS: Final = 10
 """Mechanisms that may replace names for a whole process."""
 
 _NAMESPACES: Final = ("vars", "globals", "locals")
@@ -106,6 +106,16 @@ PROCESS: Final = (
                 "vars(abstract_parser)['_xgrammar_supports']",
                 "protocol.validate_structural_tag_payload",
             ),
+        },
+    ),
+    Mechanism(
+        "Each answer has its own log probabilities, also beside one that names tokens.",
+        "vLLM's model runner constructs its sampler, and takes none.",
+        {
+            "backend_worker/engine/token_logprobs.py": (
+                "Sampler.forward",
+                "Sampler.gather_specific_token_logprobs",
+            )
         },
     ),
     Mechanism(

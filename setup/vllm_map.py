@@ -138,6 +138,13 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.utils.async_utils",
         ),
     },
+    "log probabilities": {
+        "backend_worker/engine/token_logprobs.py": (
+            "vllm.v1.outputs",
+            "vllm.v1.sample.metadata",
+            "vllm.v1.sample.sampler",
+        ),
+    },
     "structures of answers": {
         "backend_worker/engine/slow_structures.py": (
             "vllm.config",
