@@ -102,12 +102,17 @@ def ask(
 
 def _check_logprobs(llm: AsyncLLM, submit: Submit) -> None:
     """Refuse prompt_logprobs with LoRA: vLLM applies the adapters of a step's sampled tokens to the
-    prompt's logits. On CPUs that breaks; on GPUs kernels write beyond the logits of a short one."""
-    params = submit.sampling_params
-    if params is None or params.prompt_logprobs is None:
+    prompt's logits. On CPUs that breaks; on GPUs kernels write beyond the logits of a short one.
+    Refuse named tokens with speculation: in a step with drafts vLLM leaves them out."""
+    params, config = submit.sampling_params, llm.vllm_config
+    if params is None:
         return
-    if llm.vllm_config.lora_config is not None:
+    if params.prompt_logprobs is not None and config.lora_config is not None:
         raise RequestRejectedError("prompt_logprobs: not with --enable-lora at the worker")
+    if params.logprob_token_ids and config.speculative_config is not None:
+        raise RequestRejectedError(
+            "logprob_token_ids and label_token_ids: not with --speculative-config at the worker"
+        )
 
 
 def has_failed(output: AnyOutput) -> bool:

@@ -60,22 +60,27 @@ async def test_the_rank_is_told_where_there_are_several(
 
 
 @pytest.mark.parametrize(
-    ("lora", "logprobs", "refused"),
-    [(object(), 0, True), (object(), None, False), (None, 1, False)],
+    ("lora", "drafts", "fields", "refused"),
+    [
+        (object(), None, {"prompt_logprobs": 0}, "not with --enable-lora"),
+        (object(), None, {"logprobs": 1}, ""),
+        (None, object(), {"prompt_logprobs": 1}, ""),
+        (None, object(), {"logprob_token_ids": [1]}, "not with --speculative-config"),
+        (None, None, {"logprob_token_ids": [1]}, ""),
+    ],
 )
-def test_an_engine_with_adapters_is_not_asked_for_what_ends_it(
-    lora: object, logprobs: int | None, refused: bool
+def test_an_engine_is_not_asked_for_what_ends_it_or_what_it_leaves_out(
+    lora: object, drafts: object, fields: dict[str, Any], refused: str
 ) -> None:
     asked: list[str] = []
     llm: Any = SimpleNamespace(
-        vllm_config=SimpleNamespace(lora_config=lora),
+        vllm_config=SimpleNamespace(lora_config=lora, speculative_config=drafts),
         generate=lambda prompt, *_, **__: asked.append(prompt),
     )
     prompt: Any = "prompt"
-    params = SamplingParams(prompt_logprobs=logprobs)
-    submit = Submit(RequestId("r"), [1, 2], params, [], [])
+    submit = Submit(RequestId("r"), [1, 2], SamplingParams(**fields), [], [])
     if refused:
-        with pytest.raises(RequestRejectedError, match="not with --enable-lora"):
+        with pytest.raises(RequestRejectedError, match=refused):
             engine_calls.ask(llm, submit, prompt, None, None)
     else:
         engine_calls.ask(llm, submit, prompt, None, None)
