@@ -154,17 +154,19 @@ class FleetBusyError(OverloadedError):
 
 
 class OutOfFilesError(FleetBusyError):
-    """This process, or its host, can open no more files at the moment."""
+    """This process, or its host, can open no more files or threads at the moment."""
 
     def __init__(self) -> None:
-        super().__init__("this frontend can open no more files at the moment")
+        super().__init__("this frontend can open no more files or threads at the moment")
 
     @staticmethod
     def caused(error: BaseException) -> bool:
-        """Return whether a lack of files is why an error was raised."""
+        """Return whether a lack of files or threads is why an error was raised."""
         lacking = (errno.EMFILE, errno.ENFILE)
         return any(
-            isinstance(each, OutOfFilesError) or getattr(each, "errno", None) in lacking
+            isinstance(each, OutOfFilesError)
+            or getattr(each, "errno", None) in lacking
+            or str(each) == "can't start new thread"
             for each in causes(error)
         )
 

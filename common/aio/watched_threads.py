@@ -62,9 +62,13 @@ class WatchedThreads(Executor):
         with self._changing:
             if self._closed:
                 raise RuntimeError(f"the {self._name} threads were shut down")
-            self._tasks.put(_Task(future, partial(fn, *args, **kwargs), current_request.get()))
             if len(self._threads) < self._count:
-                self._start()
+                try:
+                    self._start()
+                except RuntimeError:  # no thread is to be had now
+                    if not self._threads:
+                        raise
+            self._tasks.put(_Task(future, partial(fn, *args, **kwargs), current_request.get()))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

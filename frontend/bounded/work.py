@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
+from common.aio.cleanup import undo_on_error
 from common.aio.processes import SpawnedProcess
 from common.errors import OverloadedError
 from frontend.bounded.forks import TRIES, Bounds
@@ -67,7 +68,8 @@ class BoundedWork:
             raise OverloadedError(
                 f"too many {self._what} of other requests are being worked on"
             ) from error
-        asking = asyncio.get_running_loop().run_in_executor(self._thread, self._ask, order)
+        with undo_on_error(self._turn.release):  # no thread may be to be had
+            asking = asyncio.get_running_loop().run_in_executor(self._thread, self._ask, order)
         # Only after the answer, even if its client has left.
         asking.add_done_callback(lambda _: self._turn.release())
         said = await asyncio.shield(asking)

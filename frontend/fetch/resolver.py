@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from common.aio.cleanup import undo_on_error
 from frontend.client_turns import ClientTurns
 from frontend.fetch.allowance import current_allowance
 from frontend.media_limits import FetchPolicy, UnfetchableError
@@ -98,7 +99,8 @@ class CheckedResolver(AbstractResolver):
         if not allowance.take_lookup():
             turns.release()
             raise UnfetchableError("too many names of hosts are still looked up", "timeout")
-        lookup = self._threads.submit(self._lookup, host)
+        with undo_on_error(lambda: ended(None)):  # no thread may be to be had
+            lookup = self._threads.submit(self._lookup, host)
         lookup.add_done_callback(ended)
         return await asyncio.wrap_future(lookup)
 

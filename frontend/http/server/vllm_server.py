@@ -235,6 +235,7 @@ def _handle_errors(app: FastAPI) -> None:
         ThreadStuckError: _as_vllms,
         HTTPException: say_what_there_is,
         OSError: _say_no_files,
+        RuntimeError: _say_no_files,
         Exception: _blame_the_request,
     }
     if app.middleware_stack is None:
@@ -275,10 +276,10 @@ async def _say_when(request: Request, error: Exception) -> Response:
 
 
 async def _say_no_files(request: Request, error: Exception) -> Response:
-    """Answer 503 if no more files can be opened, not even a module that a first answer needs."""
+    """Answer 503 if no more files (or modules, for a first answer) and threads can be opened."""
     if not OutOfFilesError.caused(error):
         return await _blame_the_request(request, error)
-    logger.warning("a request got 503: %s. Raise the limit on open files (ulimit -n)", error)
+    logger.warning("a request got 503: %s. Raise the limit on open files or on processes", error)
     return overload_answer(OutOfFilesError())
 
 

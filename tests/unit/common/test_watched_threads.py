@@ -194,3 +194,22 @@ def test_a_process_exits_though_a_thread_is_stuck() -> None:
     command = [sys.executable, "-c", EXITS]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout == "ThreadStuckError\n"
+
+
+def test_a_call_waits_for_a_thread_if_no_further_one_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    threads = WatchedThreads("test", 2, NEVER)
+    try:
+        with monkeypatch.context() as lacking:
+            lacking.setattr(threading, "_start_new_thread", no_thread)
+            with pytest.raises(RuntimeError):
+                threads.submit(str)
+        assert threads.submit(str).result() == ""
+        monkeypatch.setattr(threading, "_start_new_thread", no_thread)
+        assert threads.submit(str).result() == ""
+    finally:
+        threads.shutdown()

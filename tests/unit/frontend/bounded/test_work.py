@@ -49,6 +49,24 @@ async def test_a_request_whose_process_is_killed_is_answered_by_another() -> Non
         work.close()
 
 
+async def test_a_request_for_which_no_thread_starts_keeps_no_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    work = BoundedWork(COMMAND, "templates", 10, TEMPLATE_BOUNDS)
+    order = Order("{{ 1 }}", [], {}, {})
+    try:
+        with monkeypatch.context() as lacking:
+            lacking.setattr(threading, "_start_new_thread", no_thread)
+            with pytest.raises(RuntimeError):
+                await work.ask(order)
+        assert await work.ask(order)
+    finally:
+        work.close()
+
+
 @pytest.mark.parametrize("length", [1, 1 << 22], ids=["answering", "reading"])
 def test_a_process_that_stands_still_is_given_up(length: int) -> None:
     """A socket holds less than the longer one of the orders."""

@@ -37,7 +37,7 @@ from frontend.fetch.connector import CONNECTOR_NAME, FrontendMediaConnector, reg
 from frontend.fetch.content import arrived
 from frontend.fetch.http import HttpFetcher
 from frontend.fetch.loader import MediaLoader
-from frontend.fetch.resolver import system_lookup
+from frontend.fetch.resolver import MAX_CLIENT_LOOKUPS, system_lookup
 from frontend.media_limits.policy import FetchPolicy
 from frontend.request_context import begin
 from tests.odd_urls import ODD
@@ -352,9 +352,28 @@ async def test_a_lack_of_files_is_no_mediums_fault(
     monkeypatch.setattr(*replaced, lacks)
     site.routes["/picture"] = answer(picture("a"))
     url = site.url("/picture", host="site.example")
-    with pytest.raises(GracefulHTTPError, match="can open no more files at the moment") as caught:
+    with pytest.raises(GracefulHTTPError, match="can open no more files or threads") as caught:
         await FrontendMediaConnector(make_loader()).fetch_image_async(url)
     assert caught.value.http_status == 503
+
+
+async def test_look_ups_for_which_no_thread_starts_keep_no_turns(
+    make_loader: MakeLoader, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.routes["/picture"] = answer(picture("a"))
+    url = site.url("/picture", host="site.example")
+    connector = FrontendMediaConnector(make_loader())
+    with monkeypatch.context() as lacking:
+        lacking.setattr(threading, "_start_new_thread", no_thread)
+        for _ in range(MAX_CLIENT_LOOKUPS + 1):
+            with pytest.raises(GracefulHTTPError, match="no more files or threads") as caught:
+                await connector.fetch_image_async(url)
+            assert caught.value.http_status == 503
+    assert await connector.fetch_image_async(url)
+
+
+def no_thread(*_: object) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 def test_a_look_up_for_which_no_file_can_be_opened_does_not_say_that_a_name_is_unknown(

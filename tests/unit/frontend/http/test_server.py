@@ -91,7 +91,10 @@ async def test_a_frontend_without_file_handles_says_when_to_come_back(
             except OSError as error:
                 raise ValueError(f"Failed to load image: {error}") from error
 
-    for each in (work, read):
+    def start(request: Request) -> None:
+        raise RuntimeError("can't start new thread" if status == 503 else "dead")
+
+    for each in (work, read, start):
         reply = await get(each)
         assert (reply.status_code, reply.headers.get("retry-after")) == (status, after)
         assert "/srv" not in reply.text
