@@ -109,13 +109,15 @@ PROCESS: Final = (
         },
     ),
     Mechanism(
-        "Each answer has its own log probabilities, also beside one that names tokens.",
-        "vLLM's model runner constructs its sampler, and takes none.",
+        "Each answer has its own log probabilities, also beside one that names tokens, and no seed "
+        "ends an engine on a CPU.",
+        "vLLM's model runner constructs its sampler and its batch, and takes none.",
         {
+            "backend_worker/engine/cpu_seeds.py": ("InputBatch.add_request",),
             "backend_worker/engine/token_logprobs.py": (
                 "Sampler.forward",
                 "Sampler.gather_specific_token_logprobs",
-            )
+            ),
         },
     ),
     Mechanism(

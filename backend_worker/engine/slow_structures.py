@@ -16,7 +16,9 @@ import torch
 from vllm.config import StructuredOutputsConfig, VllmConfig, config
 from vllm.v1.structured_output import backend_xgrammar
 
-import backend_worker.engine.token_logprobs  # noqa: F401  # in the engine's process, too
+# In the engine's process, too.
+import backend_worker.engine.cpu_seeds
+import backend_worker.engine.token_logprobs  # noqa: F401
 
 SLOW_S: Final = 0.2
 """CPU seconds of a mask, or of a token, that count: twice what a trial lets pass, since the cores
