@@ -18,16 +18,17 @@ calls are bulk calls, which share room that all clients' need."""
 
 
 class ClientTurns:
-    """A semaphore for each client that holds or waits for one."""
+    """A semaphore for each client that holds or waits for one, or for each of its hosts."""
 
     def __init__(self, most: int) -> None:
         """``most`` requests of a client have their turn at a time."""
         self._most: Final = most
-        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._turns: WeakValueDictionary[object, asyncio.Semaphore] = WeakValueDictionary()
 
-    def of_client(self) -> asyncio.Semaphore:
+    def of_client(self, host: str = "") -> asyncio.Semaphore:
         """Return the semaphore of this task's client. Keep it as long as it is held."""
-        return self._turns.setdefault(current_context().client, asyncio.Semaphore(self._most))
+        key = (current_context().client, host)
+        return self._turns.setdefault(key, asyncio.Semaphore(self._most))
 
     async def run(self, threads: Executor, work: Callable[[], T]) -> T:
         """Run a function in a thread. The turn lasts until it returns, even if nobody waits for it

@@ -28,12 +28,14 @@ class RequestAllowance:
 
     ``fetches`` and ``decodes`` hold slots for concurrent ones; they belong to the frontend's event
     loop.
+    ``client`` is whose shares of budgets its media take.
     ``failure`` makes the first error about one of its media: vLLM waits for all of them, so those
     that were not begun fail with it.
     """
 
     def __init__(self, policy: FetchPolicy) -> None:
         self._policy = policy
+        self.client = current_context().client
         self._media = 0
         self._bytes = 0
         self._pixels = 0
@@ -105,7 +107,7 @@ class HeldBytes:
     def __init__(self, allowance: RequestAllowance, budget: Budget) -> None:
         """Charge the first request's ``allowance`` and the process's ``budget``."""
         self._allowance = allowance
-        self._reservation = budget.reserve()
+        self._reservation = budget.reserve(client=allowance.client)
         self._count = 0
 
     def grow(self, count: int) -> None:

@@ -17,6 +17,7 @@ from aiohttp.client_proto import ResponseHandler
 from yarl import URL
 
 from common.aio.cleanup import undo_on_error
+from frontend.client_turns import ClientTurns
 from frontend.fetch.allowance import HeldBytes
 from frontend.fetch.resolver import CheckedResolver, Lookup, system_lookup
 from frontend.media_limits import (
@@ -36,6 +37,7 @@ BACKOFF_S = 0.1
 MAX_REDIRECTS: Final = 3  # honest sites need: to https, to www, to object storage
 MAX_CONNECTIONS = 256
 MAX_CONNECTIONS_PER_HOST = 32
+"""Of them one client has half: answers that took their time kept others waiting for 27 s."""
 
 MAX_HEADS: Final = 16
 """Heads of one answer, interim ones (1xx) included. aiohttp takes some 100 µs of the event loop for
@@ -90,6 +92,7 @@ class HttpFetcher:
         """``tls`` replaces the system's root certificates."""
         self._policy = policy
         self._resolver = CheckedResolver(policy, lookup)
+        self._turns = ClientTurns(MAX_CONNECTIONS_PER_HOST // 2)
         self._connector = aiohttp.TCPConnector(
             resolver=self._resolver,
             use_dns_cache=False,
@@ -173,7 +176,10 @@ class HttpFetcher:
         """Send one request; return the target of a redirect as a string."""
         headers = {} if etag is None else {"If-None-Match": etag}
         try:
-            async with self._session.get(url, headers=headers, allow_redirects=False) as response:
+            async with (
+                self._turns.of_client(url.host or ""),
+                self._session.get(url, headers=headers, allow_redirects=False) as response,
+            ):
                 if etag is not None and response.status == 304:
                     return Unchanged(url, etag)
                 if response.status in _REDIRECTS and "Location" in response.headers:
@@ -263,9 +269,10 @@ async def _read(
 ) -> list[bytes]:
     if (response.content_length or 0) > max_bytes:
         raise TooLargeError(max_bytes)
-    chunks = []
+    chunks: list[bytes] = []
     size = 0
-    with nullcontext() if held is None else undo_on_error(held.drop):
+    # An error keeps this frame until it is collected as garbage.
+    with undo_on_error(chunks.clear), nullcontext() if held is None else undo_on_error(held.drop):
         async for chunk in response.content.iter_chunked(PIECE):
             await asyncio.sleep(0)  # unpacking 256 MiB at once would block the event loop
             size += len(chunk)

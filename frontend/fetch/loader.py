@@ -178,7 +178,8 @@ class MediaLoader:
         self, content: Content, media_io: MediaIO[Any], allowance: RequestAllowance
     ) -> tuple[Any, Reservation]:
         """Return a decoded medium, and its reservation. Blocks."""
-        with self.budgets.decoding.reserve() as reservation, ExitStack() as copies:
+        budget = self.budgets.decoding
+        with budget.reserve(client=allowance.client) as reservation, ExitStack() as copies:
 
             def admit(pixels: int) -> None:
                 allowance.take_pixels(pixels)

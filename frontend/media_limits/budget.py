@@ -6,7 +6,7 @@ even if the object outlives its request in a queue or a thread.
 
 import threading
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +22,10 @@ SECONDS_PER_MEGAPIXEL: Final = 0.25
 """Extra time for a decoder or processor beyond its limit: several times its need."""
 
 
+CLIENT_SHARE: Final = 7 / 8
+"""Part of a budget that one client may have, or what one request may if that is more. Eight media
+whose hosts kept back the last byte took all, and others' pictures got 429."""
+
 COPIES_WAIT_S: Final = 30.0
 """Time-out of a thread's wait for its share of copies: large pictures take seconds each."""
 
@@ -33,38 +37,42 @@ def seconds_for(pixels: float) -> float:
 class Budget:
     """Budget of one resource. Thread-safe."""
 
-    def __init__(self, total: int, unit: int, what: str) -> None:
-        """Limit reservations to ``total``; messages show ``total / unit`` followed by ``what``."""
+    def __init__(self, total: int, unit: int, what: str, of_one: int | None = None) -> None:
+        """Limit reservations to ``total``, and to ``of_one`` those of a client; messages show
+        ``total / unit`` followed by ``what``.
+        """
         self._total = total
         self._unit = unit
         self._what = what
+        self._of_one = total if of_one is None else of_one
         self._reserved = 0
+        self._clients: Counter[str | None] = Counter()
         self._lock = threading.Lock()
         # Released without the lock: the garbage collector may do it in a thread that holds it.
-        self._returned: deque[int] = deque()
+        self._returned: deque[tuple[str | None, int]] = deque()
 
     @property
     def reserved(self) -> int:
         with self._lock:
             return self._settled()
 
-    def reserve(self, amount: int = 0) -> "Reservation":
-        """Reserve an amount, which can grow.
+    def reserve(self, amount: int = 0, client: str | None = None) -> "Reservation":
+        """Reserve an amount, which can grow, for a client if its share is to be limited.
 
         Raises:
             RefusedError: it exceeds the whole budget; 400.
-            OverloadedError: it exceeds the free part; 429.
+            OverloadedError: it exceeds the free part, or the client's; 429.
         """
-        reservation = Reservation(self)
+        reservation = Reservation(self, client)
         reservation.grow(amount)
         return reservation
 
-    def _take(self, amount: int, held: int) -> None:
+    def _take(self, amount: int, held: int, client: str | None) -> None:
         with self._lock:
-            reserved = self._settled()
-            fits = reserved + amount <= self._total
+            reserved, own = self._settled(), self._clients[client] + amount
+            fits = reserved + amount <= self._total and (client is None or own <= self._of_one)
             if fits:
-                self._reserved = reserved + amount
+                self._count(client, amount)
         if fits or amount == 0:
             return
         if held + amount > self._total:
@@ -72,15 +80,22 @@ class Budget:
                 f"it takes more than {self._total / self._unit:g} {self._what}, "
                 "which is more than this server has"
             )
-        raise OverloadedError(
-            f"requests take up all {self._total / self._unit:g} {self._what} "
-            "that this server has: try again later"
-        )
+        all_ = f"all {self._total / self._unit:g} {self._what} that this server has"
+        if reserved + amount > self._total:
+            raise OverloadedError(f"requests take up {all_}: try again later")
+        raise OverloadedError(f"this client has its share of {all_}: try again later")
 
     def _settled(self) -> int:
         while self._returned:
-            self._reserved -= self._returned.popleft()
+            client, amount = self._returned.popleft()
+            self._count(client, -amount)
         return self._reserved
+
+    def _count(self, client: str | None, amount: int) -> None:
+        self._reserved += amount
+        self._clients[client] += amount
+        if not self._clients[client]:
+            del self._clients[client]
 
 
 class Copies:
@@ -139,9 +154,13 @@ class MediaBudgets:
 
     @classmethod
     def of(cls, policy: FetchPolicy) -> Self:
+        def budget(total: int, of_request: int, unit: int, what: str) -> Budget:
+            return Budget(total, unit, what, max(int(total * CLIENT_SHARE), of_request))
+
+        decoding = policy.decoding_pixels, policy.max_request_pixels
         return cls(
-            Budget(policy.held_bytes, MIB, "MiB for encoded media"),
-            Budget(policy.decoding_pixels, MEGAPIXEL, "megapixels for decoded media"),
+            budget(policy.held_bytes, policy.max_request_bytes, MIB, "MiB for encoded media"),
+            budget(*decoding, MEGAPIXEL, "megapixels for decoded media"),
             Copies(policy.decoding_pixels // 4),
             Copies(policy.decoding_pixels // 4),
         )
@@ -150,20 +169,21 @@ class MediaBudgets:
 class Reservation(Released):
     """Part of a budget, released at the latest when it is garbage collected."""
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, client: str | None = None) -> None:
         self._budget = budget
+        self._client = client
         self._amount = 0
 
     def grow(self, amount: int) -> None:
         """Reserve more. Raises the errors of :meth:`Budget.reserve`, keeping the present amount."""
-        self._budget._take(amount, self._amount)
+        self._budget._take(amount, self._amount, self._client)
         self._amount += amount
 
     def release(self) -> None:
         """Release all of it. Idempotent."""
         amount, self._amount = self._amount, 0
         if amount:
-            self._budget._returned.append(amount)
+            self._budget._returned.append((self._client, amount))
 
     def keep_with(self, owner: object) -> None:
         """Release it when ``owner`` is garbage collected."""
@@ -171,7 +191,7 @@ class Reservation(Released):
 
     def moved_to(self, owner: object) -> "Reservation":
         """Move all of it to a new reservation, released when ``owner`` is garbage collected."""
-        moved = Reservation(self._budget)
+        moved = Reservation(self._budget, self._client)
         moved._amount, self._amount = self._amount, 0
         if moved._amount:
             moved.keep_with(owner)

@@ -78,8 +78,9 @@ class Exchange:
         """Return the process's answer, granting pixels while the budgets allow."""
         connection = process.connection
         taken = 0
+        reserved = self._decoding.reserve(client=allowance.client)
         try:
-            with process.in_time(self._timeout_s) as deadline, self._decoding.reserve() as decoded:
+            with process.in_time(self._timeout_s) as deadline, reserved as decoded:
                 connection.send(batch)
                 while isinstance(answer := connection.recv(), Wants):
                     taken += answer.pixels

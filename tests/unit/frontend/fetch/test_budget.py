@@ -9,8 +9,8 @@ import pytest
 
 from common.errors import OverloadedError
 from frontend.media_limits import budget as budgets
-from frontend.media_limits.budget import MIB, Budget, Copies
-from frontend.media_limits.policy import RefusedError
+from frontend.media_limits.budget import MIB, Budget, Copies, MediaBudgets
+from frontend.media_limits.policy import FetchPolicy, RefusedError
 from tests.waiting import until
 
 
@@ -37,6 +37,30 @@ def test_what_is_left_is_told_from_what_never_was() -> None:
     held.release()
     assert things.reserved == 0
     things.reserve(100).release()
+
+
+def test_one_client_leaves_some_to_others() -> None:
+    things = Budget(100, 1, "things", of_one=80)
+    held = things.reserve(50, "a")
+    with pytest.raises(OverloadedError, match="this client has its share of all 100 things"):
+        things.reserve(31, "a")
+    with pytest.raises(OverloadedError, match="take up all 100 things"):
+        things.reserve(51, "b")
+    owner = Owner()
+    held.moved_to(owner).grow(30)
+    things.reserve(20, "b").release()
+    del owner, held
+    things.reserve(80, "a").release()
+    assert (things.reserved, things._clients) == (0, {})
+
+
+def test_the_share_of_a_client_has_room_for_one_request() -> None:
+    for of_request, most in ((400, 700), (750, 750)):
+        policy = FetchPolicy(max_request_mb=of_request, held_mb=800)
+        held = MediaBudgets.of(policy).held
+        held.reserve(most * MIB, "a").release()
+        with pytest.raises(OverloadedError):
+            held.reserve(most * MIB + 1, "a")
 
 
 def test_units_are_the_readers() -> None:

@@ -5,9 +5,11 @@ import gzip
 import random
 import ssl
 import threading
+import traceback
 import tracemalloc
 import zlib
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,9 +18,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from frontend.fetch import http
-from frontend.fetch.http import MAX_HEADS, Fetched, Unchanged
+from frontend.fetch import RequestAllowance, http
+from frontend.fetch.allowance import HeldBytes
+from frontend.fetch.http import MAX_HEADS, PIECE, Fetched, Unchanged
+from frontend.media_limits import Budget, FetchPolicy
 from frontend.media_limits.policy import RefusedError, TooLargeError, UnfetchableError
+from frontend.request_context import begin
 from tests.unit.frontend.fetch.conftest import MakeFetcher, Names
 from tests.unit.frontend.fetch.sites import (
     OTHER_PUBLIC,
@@ -611,16 +616,39 @@ async def test_cancelling_closes_the_connection(
 async def test_no_more_than_so_many_connections_per_host(
     make_fetcher: MakeFetcher, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "MAX_CONNECTIONS_PER_HOST", 2)
+    """And no more than half of them for one client."""
+    monkeypatch.setattr(http, "MAX_CONNECTIONS_PER_HOST", 4)
     gate = asyncio.Event()
     site.routes["/x.png"] = gated(gate, answer(b"picture"))
     fetcher = make_fetcher()
-    fetches = [asyncio.create_task(fetcher.fetch(site.url(), 100)) for _ in range(5)]
-    await until(lambda: site.open == 2)
-    await asyncio.sleep(0.1)  # a third would come now
-    assert site.open == 2
+    fetches = []
+
+    def reached(most: int) -> bool:
+        return site.open == most
+
+    for peer, most in (("127.0.0.2", 2), ("127.0.0.3", 4), ("127.0.0.4", 4)):
+        begin().peer = peer
+        fetches += [asyncio.create_task(fetcher.fetch(site.url(), 100)) for _ in range(5)]
+        await until(partial(reached, most))
+        await asyncio.sleep(0.1)  # one more would come now
+        assert site.open == most
     gate.set()
-    assert len(await asyncio.gather(*fetches)) == 5
+    assert len(await asyncio.gather(*fetches)) == 15
+
+
+async def test_an_error_keeps_no_bytes(make_fetcher: MakeFetcher, site: Site) -> None:
+    """Eight requests kept 3 GB until it was collected as garbage."""
+    site.routes["/x.png"] = answer(bytes(PIECE * 3))
+    held = HeldBytes(RequestAllowance(FetchPolicy()), Budget(PIECE * 2, 1, "bytes"))
+    with pytest.raises(RefusedError) as refused:
+        await make_fetcher().fetch(site.url(), 1 << 30, held=held)
+    lists = [
+        value
+        for frame, _ in traceback.walk_tb(refused.tb)
+        for value in frame.f_locals.values()
+        if isinstance(value, list)
+    ]
+    assert lists == [[]]
 
 
 # TLS
