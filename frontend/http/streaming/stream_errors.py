@@ -33,7 +33,7 @@ from vllm.exceptions import GenerationError, VLLMError
 from vllm.outputs import RequestOutput
 from vllm.parser.abstract_parser import Parser
 
-from frontend.asgi import Arrival, Message, Send
+from frontend.asgi import Arrival, Message, Send, blaming_a_lack_of_files
 from frontend.http.error_shapes import as_anthropics
 from frontend.http.limits.connection import WRITE_NOW
 from frontend.http.streaming.parsing import ParsesAside, aside, paced, these, timed
@@ -72,6 +72,10 @@ def say_errors(app: FastAPI) -> None:
 
 class Messages(ParsesAside, AnthropicServingMessages):
     """vLLM's messages in Anthropic's form."""
+
+    async def create_messages(self, *args: Any, **options: Any) -> Any:
+        with blaming_a_lack_of_files():  # vLLM's route makes a 500 of what it does not know
+            return await super().create_messages(*args, **options)
 
     async def message_stream_converter(self, generator: AsyncGenerator[Any]) -> AsyncGenerator[str]:
         failed: ErrorResponse | None = None

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionStreamResponse
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
@@ -156,3 +157,15 @@ async def test_an_error_that_vllm_makes_no_valid_event_of_is_raised() -> None:
         serving = Responses.__new__(Responses)
         serving._convert_generation_error_to_streaming_response(error)
     assert caught.value is error
+
+
+async def test_messages_for_which_no_thread_starts_are_a_503(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def create(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(AnthropicServingMessages, "create_messages", create)
+    with pytest.raises(GracefulHTTPError) as raised:
+        await Messages.__new__(Messages).create_messages(None)
+    assert raised.value.http_status == HTTPStatus.SERVICE_UNAVAILABLE
