@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 from typing import Final, TypeVar
 from weakref import WeakValueDictionary
@@ -36,15 +36,19 @@ class ClientTurns:
         """
         turn, loop = self.of_client(), asyncio.get_running_loop()
         await turn.acquire()
-        with undo_on_error(turn.release):
-            running = threads.submit(work)
 
         def returned(_: object) -> None:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(turn.release)
 
-        running.add_done_callback(returned)
-        return await asyncio.wrap_future(running)
+        def submitted() -> Future[T]:
+            with undo_on_error(turn.release):
+                running = threads.submit(work)
+            running.add_done_callback(returned)
+            return running
+
+        # In no variable: an error of the work, and what its frames hold, would stay in a cycle.
+        return await asyncio.wrap_future(submitted())
 
 
 class ClientShares:

@@ -141,18 +141,25 @@ class MediaLoader:
             decoded = await self._in_pool(self._copy, decoded)
         return decoded
 
-    async def decode_once(self, content: Content, media_io: MediaIO[Any]) -> Any:
-        """Decode a medium whose pixels are not kept, since tensors are. Raises as :meth:`load`."""
+    async def decode_once(
+        self, content: Content, media_io: MediaIO[Any], begin: Callable[[], object] = bool
+    ) -> Any:
+        """Decode a medium whose pixels are not kept, since tensors are. ``begin`` is called first,
+        in the thread, and may raise. Raises as :meth:`load`.
+        """
         mode = decoding_mode(media_io)
         cached = None if mode is None else self._cache.get(content.digest, mode)
         MEDIA_DECODES.labels("decoded" if cached is None else "cached").inc()
         if cached is not None:
             return await self._in_pool(self._copy, cached)
         allowance = current_allowance(self.policy)
+
+        def work() -> tuple[Any, Reservation]:
+            begin()
+            return self._decode(content, media_io, allowance)
+
         async with allowance.decodes:
-            decoded, _ = await self._turns.run(
-                self.pool, partial(self._decode, content, media_io, allowance)
-            )
+            decoded, _ = await self._turns.run(self.pool, work)
         return decoded
 
     async def decode_speech(

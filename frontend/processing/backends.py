@@ -282,12 +282,13 @@ class OwnBackend:
         self,
         renderer: BaseRenderer,
         store: ProcessedStore,
-        decode: Decodes,
+        decode: Callable[[Content, MediaIO[Any], Callable[[], object]], Awaitable[Any]],
         long_thread: Executor,
         hf_runs: HfProcessorRuns,
     ) -> None:
-        """``long_thread`` is one thread. Takes seconds: copying a tokenizer of 151,000 tokens holds
-        the GIL for two, so it is not left to the first film.
+        """``decode`` calls its last argument before it begins. ``long_thread`` is one thread. Takes
+        seconds: copying a tokenizer of 151,000 tokens holds the GIL for two, so it is not left to
+        the first film.
         """
         self._store = store
         self._decode = decode
@@ -298,13 +299,16 @@ class OwnBackend:
             self._long = _Lane(long_thread, lambda: second)
 
     async def run(self, batch: Batch, abandoned: Callable[[], bool]) -> list[Processed]:
+        def begin() -> None:
+            if abandoned():
+                raise AbandonedError("nobody waits for it")
+
         decoded = await asyncio.gather(
-            *(self._decode(medium.content, medium.media_io) for medium in batch.media)
+            *(self._decode(medium.content, medium.media_io, begin) for medium in batch.media)
         )
 
         def work(some: Sequence[Any], processor: Processor) -> list[Processed]:
-            if abandoned():
-                raise AbandonedError("nobody waits for it")
+            begin()
             allow(seconds_to_process(list(some)))
             return [self._store.put(each) for each in process(processor, batch, some)]
 

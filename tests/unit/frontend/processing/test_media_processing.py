@@ -11,7 +11,7 @@ from argparse import Namespace
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import pytest_asyncio
@@ -30,7 +30,8 @@ from common.lru import Lru
 from common.request_plane.card import WorkerCard
 from common.transfer.arena.arena import Arena
 from common.vllm_compat.renderer_patches import HfProcessorRuns, patch_renderer
-from frontend.fetch.content import DeferredMedium
+from frontend.fetch import loader
+from frontend.fetch.content import Content, DeferredMedium
 from frontend.fetch.loader import MediaLoader
 from frontend.fetch.processor_memory import limit_processors
 from frontend.media_limits.policy import FetchPolicy, RefusedError, RequestLimitError
@@ -516,6 +517,46 @@ async def test_what_nobody_wants_any_more_is_not_begun(setting: Setting) -> None
     setting.backend.open.set()
     await until(lambda: setting.backend.ended)
     assert setting.arena.statistics().writes == 0
+
+
+async def test_what_nobody_wants_any_more_is_not_decoded(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """96 large pictures of clients that had left kept their next requests waiting for 88 s."""
+    begun = []
+    go_on = threading.Event()
+
+    def decode(content: Content, *_: object) -> NoReturn:
+        begun.append(content)
+        go_on.wait(30)
+        raise ValueError("no picture")
+
+    monkeypatch.setattr(loader, "decode", decode)
+    pictures = [image(f"{each}") for each in range(8)]
+    leaving = asyncio.create_task(setting.show(*pictures))
+    await until(lambda: len(begun) == 4)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    go_on.set()
+    await until(lambda: setting.backend.ended == len(setting.backend.batches))
+    assert len(begun) == 4
+
+
+async def test_pictures_that_failed_together_are_free_at_once(setting: Setting) -> None:
+    """Five of eight kept their bytes, and room for them, until garbage was collected."""
+    gc.collect()
+    gc.disable()
+    try:
+        urls = [data_url("image/png", b"%d is no picture" % each) for each in range(8)]
+        contents = [await setting.loader.fetch(each, ImageMediaIO()) for each in urls]
+        media = [DeferredMedium(each, ImageMediaIO(), "a data URL") for each in contents]
+        del contents
+        with contextlib.suppress(VLLMValidationError):
+            await setting.show(*media)
+        media.clear()
+        await until(lambda: setting.loader.budgets.held.reserved == 0)
+    finally:
+        gc.enable()
 
 
 async def test_who_comes_at_the_last_moment_is_served(setting: Setting) -> None:
