@@ -9,6 +9,7 @@ function computes them here first.
 import math
 from collections.abc import Sequence
 from copy import copy
+from functools import cached_property
 from typing import Any, Final
 
 import torch
@@ -34,22 +35,29 @@ class MropePositions:
     """Positions of prompts, as engines of one model will compute them."""
 
     def __init__(self, config: ModelConfig) -> None:
-        text, hf = config.hf_text_config, config.hf_config
+        self._config = config
         self._length = config.max_model_len
-        self._known = _TABLE * max(self._length, getattr(text, "max_position_embeddings", 0))
-        self._model: Any = None
-        if config.uses_mrope:
-            native = copy(config)
-            native.model_impl = "auto"
-            kind = get_model_cls(native)
-            if not any(each.__module__.startswith(_OTHERS) for each in kind.__mro__):
-                self._model = nn.Module.__new__(kind)  # without weights
-                self._model.config = getattr(hf, "thinker_config", hf)
+        known = getattr(config.hf_text_config, "max_position_embeddings", 0)
+        self._known = _TABLE * max(self._length, known)
+
+    @cached_property
+    def _model(self) -> Any:
+        """The model without weights; None if it has no positions that need media."""
+        if not self._config.uses_mrope:
+            return None
+        native = copy(self._config)
+        native.model_impl = "auto"
+        kind = get_model_cls(native)
+        if any(each.__module__.startswith(_OTHERS) for each in kind.__mro__):
+            return None
+        model: Any = nn.Module.__new__(kind)
+        model.config = getattr(native.hf_config, "thinker_config", native.hf_config)
+        return model
 
     def check(self, features: Sequence[MultiModalFeatureSpec], tokens: Sequence[int]) -> None:
         """Raise RequestRejectedError for a prompt whose media an engine can't place."""
         placed = [each for each in features if each.modality != "prompt_embeds"]
-        if self._model is None or not placed:
+        if not placed or self._model is None:
             return
         if sum(map(_cells, placed)) > _GRID * self._length:
             raise RequestRejectedError("the media of the request have too many patches")

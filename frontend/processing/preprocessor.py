@@ -161,7 +161,7 @@ class Preprocessor:
         )
         self._media_threads = loader.pool
         self._templates: ClientTemplates | None = None
-        self._positions: MropePositions | None = None
+        self._positions = MropePositions(self.model_config)
         with undo_on_error(self.renderer.shutdown):
             texts = partial(
                 WatchedThreads, "tokenizer", self.model_config.renderer_num_workers, limit_s
@@ -176,7 +176,6 @@ class Preprocessor:
             elif isinstance(self.renderer, HfRenderer):
                 replace_template(self.renderer, self.tokenizing.apply_template)
             if self.renderer.mm_processor is not None:
-                self._positions = MropePositions(self.model_config)
                 self._take_over_media(serve_args, loader, arena, settings)
             if serve_args.trust_request_chat_template:  # last: it starts a process
                 default = load_chat_template(serve_args.chat_template)
@@ -245,8 +244,7 @@ class Preprocessor:
             # vLLM refuses it for completions only; a chat's may end an engine.
             raise RequestRejectedError("prompt_logprobs: not of a prompt with embeddings")
         tokens = _token_ids(request)
-        if self._positions is not None:
-            self._positions.check(request.mm_features or (), tokens)
+        self._positions.check(request.mm_features or (), tokens)
         text = _said_to_the_decoder(prompt).get("prompt")
         return ProcessedPrompt(
             token_ids=tokens,

@@ -145,7 +145,8 @@ class Connection(HttpToolsProtocol):
             cycle.disconnected = True
             cycle.message_event.set()
         # Break cycles: the last request's body would stay until the collector looks at old objects.
-        self._running = self.cycle = self.scope = None  # type: ignore[assignment]
+        gone: Any = None
+        self._running = self.cycle = self.scope = gone
         self.pipeline.clear()
         self._ahead.clear()
         self._unset_keepalive_if_required()

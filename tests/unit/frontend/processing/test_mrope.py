@@ -88,11 +88,12 @@ def test_films_of_a_prompt_are_counted_together(monkeypatch: pytest.MonkeyPatch)
 def test_a_model_that_counts_the_token_after_each_medium_has_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    pairs = [[picture(start) for start in starts] for starts in ((1, 3), (3, 1), (6, 8))]
     other = positions(monkeypatch)
-    omni = positions(monkeypatch, Qwen3OmniMoeThinkerForConditionalGeneration)
-    for starts in (1, 3), (3, 1), (6, 8):
-        beside = [picture(start) for start in starts]
+    for beside in pairs:
         other.check(beside, [0] * 10)
+    omni = positions(monkeypatch, Qwen3OmniMoeThinkerForConditionalGeneration)
+    for beside in pairs:
         with pytest.raises(RequestRejectedError, match="side by side or last"):
             omni.check(beside, [0] * 10)
     omni.check([picture(1), picture(4)], [0] * 10)
