@@ -225,10 +225,9 @@ class Preprocessor:
         """Validate a rendered prompt and sort its media by position, on the renderer's pool. The
         more ``engines``, the more of a client's slow structures run at once.
 
-        Drops the client's transfer parameters. Raises the errors of vLLM's ``process_inputs``,
-        which its server answers with a 4xx; RequestRejectedError for embeddings and media that
-        would end an engine, and for media named only by a hash or to an encoder; and
-        ThreadStuckError if hashing the client's data takes too long.
+        Drops the client's transfer parameters. Raises errors of vLLM's that its server answers with
+        a 4xx; RequestRejectedError for embeddings and media that would end an engine, or are only
+        named; and ThreadStuckError if hashing the client's data takes too long.
         """
         prompt = await self._with_own_hashes(prompt, encoded=names_encoder(params))
         drop_transfer_params(params)
