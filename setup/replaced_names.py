@@ -110,9 +110,13 @@ PROCESS: Final = (
     ),
     Mechanism(
         "Each answer has its own log probabilities, also beside one that names tokens, and no seed "
-        "ends an engine on a CPU.",
-        "vLLM's model runner constructs its sampler and its batch, and takes none.",
+        "and no prompt of one token end an engine on a CPU.",
+        "vLLM's model runner constructs its sampler and its batch, and takes none. Layers call "
+        "kernels of a module.",
         {
+            "backend_worker/engine/cpu_convolutions.py": (
+                "vars(_custom_ops)['causal_conv1d_fwd_cpu']",
+            ),
             "backend_worker/engine/cpu_seeds.py": ("InputBatch.add_request",),
             "backend_worker/engine/token_logprobs.py": (
                 "Sampler.forward",

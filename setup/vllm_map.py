@@ -138,7 +138,8 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.utils.async_utils",
         ),
     },
-    "log probabilities and seeds": {
+    "log probabilities, and what ends engines on CPUs": {
+        "backend_worker/engine/cpu_convolutions.py": ("vllm._custom_ops",),
         "backend_worker/engine/cpu_seeds.py": ("vllm.v1.worker.gpu_input_batch",),
         "backend_worker/engine/token_logprobs.py": (
             "vllm.v1.outputs",
