@@ -18,6 +18,7 @@ from typing import Self
 from fastapi import APIRouter, FastAPI
 from starlette.routing import Match
 
+from common.aio.processes import freeze_heap
 from common.aio.supervised import once, stop_tasks
 from common.errors import ConfigurationError, MmRouterError
 from common.observability.live_metrics import Row
@@ -250,6 +251,8 @@ class Models:
         await fleet.router.close()
         self.fleets.closed(fleet)
         logger.info("unloaded model %s", fleet.names[0])
+        if self._models:
+            freeze_heap()
 
     async def _live(self, fleet: Fleet, gone: asyncio.Event, closing: AsyncExitStack) -> None:
         try:
@@ -301,6 +304,7 @@ class Models:
             if self._several:
                 list_together(model.app, lambda: [each.app for each in self._models.values()])
             await closing.enter_async_context(model.app.router.lifespan_context(model.app))
+            freeze_heap()
         return None if gone.is_set() else model
 
     async def _only(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -320,7 +320,6 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm",
             "vllm.envs",
             "vllm.multimodal.cache",
-            "vllm.utils.gc_utils",
             "vllm.v1.engine.async_llm",
             "vllm.v1.engine.exceptions",
         ),

@@ -20,7 +20,6 @@ from vllm.exceptions import (
 from vllm.inputs import EngineInput, embeds_input, tokens_input
 from vllm.multimodal.cache import MultiModalProcessorOnlyCache
 from vllm.multimodal.inputs import MultiModalKwargsItem
-from vllm.utils.gc_utils import freeze_gc_heap
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -44,6 +43,7 @@ from backend_worker.engine.outputs import DirectLLM
 from backend_worker.engine.render import LocalRenderer, partitioned_hashes
 from backend_worker.engine.statistics import StatsBoard
 from backend_worker.engine.token_texts import remember_texts
+from common.aio.processes import freeze_heap
 from common.errors import (
     ConfigurationError,
     EngineFailedError,
@@ -174,7 +174,7 @@ class Engine:
         # vLLM does this in its engine's process, but not in this one. Without it, environment
         # variables are read at each token, and the garbage collector scans all loaded objects.
         enable_envs_cache()
-        freeze_gc_heap()
+        freeze_heap()
         return cls(args, llm, stats, worker_id, adapters)
 
     @property

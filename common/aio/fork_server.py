@@ -17,6 +17,8 @@ import sys
 import threading
 from typing import Final
 
+from common.aio.processes import freeze_heap
+
 FORK: Final = b"fork"
 """Request for a child, with its file descriptor. The answer is the child's pid, and its pidfd."""
 
@@ -30,8 +32,7 @@ def main() -> None:
     gc.enable()
     client = socket.socket(fileno=int(sys.argv[2]))
     # Freezing keeps children's garbage collection from copying imported objects.
-    gc.collect()
-    gc.freeze()
+    freeze_heap()
     connection = _serve(client)
     if connection is not None:
         client.close()

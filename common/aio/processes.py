@@ -1,8 +1,9 @@
-"""Start a child process that ends with this one, and stop on signals."""
+"""Start a child process that ends with this one, stop on signals, freeze what a process loaded."""
 
 import asyncio
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -35,6 +36,18 @@ def python_command(module: str) -> list[str]:
 def end_with_parent(number: signal.Signals | None) -> None:
     """In a child: request a signal when the parent thread ends; None cancels that."""
     _libc.prctl(_PR_SET_PDEATHSIG, number or 0, 0, 0, 0)
+
+
+def freeze_heap() -> None:
+    """Exempt all present objects from garbage collection, and have it look at all later ones.
+
+    Python collects old objects once a quarter as many came as its last full collection left. After
+    one before the freeze, that takes 200,000 objects that stay: garbage did until memory was full.
+    A second one finds few, so the next comes soon, and takes milliseconds.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.collect()
 
 
 class SpawnedProcess:

@@ -1,14 +1,16 @@
-"""A child process with one end of a socket pair, from its start to its end."""
+"""A child process with one end of a socket pair, from its start to its end; what one has loaded."""
 
+import gc
 import os
 import signal
 import socket
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
 
-from common.aio.processes import SpawnedProcess
+from common.aio.processes import SpawnedProcess, freeze_heap
 
 ECHO = "import socket,sys; s=socket.socket(fileno=int(sys.argv[1])); s.sendall(s.recv(9)*2)"
 
@@ -54,3 +56,23 @@ def test_one_that_can_not_be_started_leaves_no_descriptor() -> None:
     with pytest.raises(OSError, match="no/such"):
         SpawnedProcess(lambda _: ["/no/such/program"])
     assert set(Path("/proc/self/fd").iterdir()) == before
+
+
+class Body:
+    """Garbage that only a collection frees, once it has no other reference."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_old_garbage_is_collected_after_a_freeze_of_many_objects() -> None:
+    """Python waited for a quarter as many new ones, and bodies stayed until memory was full."""
+    loaded = [[each] for each in range(1_000_000)]
+    freeze_heap()
+    body = Body()
+    gc.collect(1)  # makes it old
+    garbage = weakref.ref(body)
+    del body
+    new = [[each] for each in range(100_000)]
+    assert garbage() is None
+    assert (len(loaded), len(new)) == (1_000_000, 100_000)
