@@ -109,10 +109,10 @@ PROCESS: Final = (
         },
     ),
     Mechanism(
-        "Each answer has its own log probabilities, also beside one that names tokens, and no seed "
-        "and no prompt of one token end an engine on a CPU.",
+        "Each answer has its own log probabilities, also beside one that names tokens. No seed, "
+        "no prompt of one token and no two sounds end an engine.",
         "vLLM's model runner constructs its sampler and its batch, and takes none. Layers call "
-        "kernels of a module.",
+        "kernels of a module, and media are put together by functions of one.",
         {
             "backend_worker/engine/cpu_convolutions.py": (
                 "vars(_custom_ops)['causal_conv1d_fwd_cpu']",
@@ -122,6 +122,7 @@ PROCESS: Final = (
                 "Sampler.forward",
                 "Sampler.gather_specific_token_logprobs",
             ),
+            "backend_worker/engine/uneven_sounds.py": ("vars(utils)['_can_batch_mm_items']",),
         },
     ),
     Mechanism(

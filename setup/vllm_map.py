@@ -138,7 +138,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.utils.async_utils",
         ),
     },
-    "log probabilities, and what ends engines on CPUs": {
+    "log probabilities, and what ends engines": {
         "backend_worker/engine/cpu_convolutions.py": ("vllm._custom_ops",),
         "backend_worker/engine/cpu_seeds.py": ("vllm.v1.worker.gpu_input_batch",),
         "backend_worker/engine/token_logprobs.py": (
@@ -146,6 +146,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.v1.sample.metadata",
             "vllm.v1.sample.sampler",
         ),
+        "backend_worker/engine/uneven_sounds.py": ("vllm.multimodal.utils",),
     },
     "structures of answers": {
         "backend_worker/engine/slow_structures.py": (

@@ -19,7 +19,8 @@ from vllm.v1.structured_output import backend_xgrammar
 # In the engine's process, too.
 import backend_worker.engine.cpu_convolutions
 import backend_worker.engine.cpu_seeds
-import backend_worker.engine.token_logprobs  # noqa: F401
+import backend_worker.engine.token_logprobs
+import backend_worker.engine.uneven_sounds  # noqa: F401
 
 SLOW_S: Final = 0.2
 """CPU seconds of a mask, or of a token, that count: twice what a trial lets pass, since the cores
