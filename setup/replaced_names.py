@@ -110,12 +110,13 @@ PROCESS: Final = (
     ),
     Mechanism(
         "Each answer has its own log probabilities, also beside one that names tokens. No seed, "
-        "no prompt of one token and no two sounds end an engine.",
+        "no prompt of one token, no small picture and no two sounds end an engine.",
         "vLLM's model runner constructs its sampler and its batch, and takes none. Layers call "
         "kernels of a module, and media are put together by functions of one.",
         {
-            "backend_worker/engine/cpu_convolutions.py": (
+            "backend_worker/engine/cpu_strides.py": (
                 "vars(_custom_ops)['causal_conv1d_fwd_cpu']",
+                "vars(_custom_ops)['onednn_mm']",
             ),
             "backend_worker/engine/cpu_seeds.py": ("InputBatch.add_request",),
             "backend_worker/engine/token_logprobs.py": (

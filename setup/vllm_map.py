@@ -139,7 +139,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         ),
     },
     "log probabilities, and what ends engines": {
-        "backend_worker/engine/cpu_convolutions.py": ("vllm._custom_ops",),
+        "backend_worker/engine/cpu_strides.py": ("vllm._custom_ops",),
         "backend_worker/engine/cpu_seeds.py": ("vllm.v1.worker.gpu_input_batch",),
         "backend_worker/engine/token_logprobs.py": (
             "vllm.v1.outputs",

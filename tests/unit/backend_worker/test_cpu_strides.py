@@ -1,9 +1,9 @@
-"""A prompt's single token ends no engine with linear attention on a CPU."""
+"""No stride of a tensor ends an engine on a CPU."""
 
 import torch
 from vllm import _custom_ops
 
-from backend_worker.engine import cpu_convolutions
+from backend_worker.engine import cpu_strides
 
 
 def convolved(tokens: torch.Tensor) -> torch.Tensor:
@@ -22,8 +22,17 @@ def convolved(tokens: torch.Tensor) -> torch.Tensor:
 
 
 def test_one_token_of_a_wider_projection_is_read() -> None:
-    assert _custom_ops.causal_conv1d_fwd_cpu is cpu_convolutions.causal_conv1d_fwd_cpu
+    assert _custom_ops.causal_conv1d_fwd_cpu is cpu_strides.causal_conv1d_fwd_cpu
     projection = torch.randn(2, 192, dtype=torch.bfloat16)
     both = projection[:, :128].contiguous().T
     one = projection[:1, :128].contiguous().T  # still with the projection's stride
     assert torch.equal(convolved(one), convolved(both)[:, :1])
+
+
+def test_transposed_numbers_are_multiplied() -> None:
+    assert _custom_ops.onednn_mm is cpu_strides.onednn_mm
+    weight, patches = torch.randn(128, 64), torch.randn(1, 64, 5).transpose(1, 2)
+    handler = _custom_ops.create_onednn_mm(weight.t())
+    assert torch.allclose(
+        _custom_ops.onednn_mm(handler, patches, None), patches @ weight.t(), atol=1e-4
+    )
