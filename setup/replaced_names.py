@@ -123,7 +123,11 @@ PROCESS: Final = (
                 "Sampler.forward",
                 "Sampler.gather_specific_token_logprobs",
             ),
-            "backend_worker/engine/uneven_sounds.py": ("vars(utils)['_can_batch_mm_items']",),
+            "backend_worker/engine/uneven_sounds.py": (
+                "_LazyRegisteredModel.load_model_cls",
+                "kind.embed_input_ids",
+                "vars(utils)['_can_batch_mm_items']",
+            ),
         },
     ),
     Mechanism(

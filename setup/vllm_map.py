@@ -146,7 +146,10 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.v1.sample.metadata",
             "vllm.v1.sample.sampler",
         ),
-        "backend_worker/engine/uneven_sounds.py": ("vllm.multimodal.utils",),
+        "backend_worker/engine/uneven_sounds.py": (
+            "vllm.model_executor.models.registry",
+            "vllm.multimodal.utils",
+        ),
     },
     "structures of answers": {
         "backend_worker/engine/slow_structures.py": (

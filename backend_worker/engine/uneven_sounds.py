@@ -1,18 +1,25 @@
-"""Encode sounds one after the other where a model can't encode those of different lengths at once.
+"""Let Kimi-Audio read several sounds in one step.
 
 vLLM gives a model the media of a step as one tensor, or as a list if their shapes differ, which
 Kimi-Audio does not take: two clients' sounds of different lengths in one step ended one engine
-after the other. An engine's process imports this module with ``slow_structures``.
+after the other. Of sounds that were encoded, the model puts only the first into its prompt: the
+other clients were answered as if they had sent none.
+
+An engine's process imports this module with ``slow_structures``.
 """
 
-from typing import Final
+from typing import Any, Final
 
+from vllm.model_executor.models.registry import _LazyRegisteredModel
 from vllm.multimodal import utils
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
 _STACKED: Final = "whisper_input_features"
 """Tensors of media that only Kimi-Audio has."""
 
+_MODEL: Final = "KimiAudioForConditionalGeneration"
+
+_load = _LazyRegisteredModel.load_model_cls
 _can_batch = utils._can_batch_mm_items
 
 
@@ -23,4 +30,27 @@ def can_batch(left: MultiModalKwargsItem, right: MultiModalKwargsItem) -> bool:
     return _STACKED not in left or left[_STACKED].data.shape == right[_STACKED].data.shape
 
 
+def embed_all(kind: Any) -> None:
+    """Have a class put the embeddings of all sounds into prompts, which it takes in one list."""
+    embed = kind.embed_input_ids
+
+    def embed_input_ids(
+        self: Any, input_ids: Any, multimodal_embeddings: Any = None, **named: Any
+    ) -> Any:
+        """See vLLM's."""
+        sounds = [list(multimodal_embeddings)] if multimodal_embeddings else None
+        return embed(self, input_ids, sounds, **named)
+
+    kind.embed_input_ids = embed_input_ids
+
+
+def load_model_cls(self: Any) -> Any:
+    """See vLLM's, which calls it more than once."""
+    kind = _load(self)
+    if self.class_name == _MODEL and kind.embed_input_ids.__module__ != __name__:
+        embed_all(kind)
+    return kind
+
+
+_LazyRegisteredModel.load_model_cls = load_model_cls
 vars(utils)["_can_batch_mm_items"] = can_batch

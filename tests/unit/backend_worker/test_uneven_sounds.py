@@ -1,6 +1,9 @@
 """Sounds of different lengths end no engine of a model that takes them as one tensor."""
 
+from types import SimpleNamespace
+
 import torch
+from vllm.model_executor.models import ModelRegistry
 from vllm.multimodal.inputs import (
     MultiModalBatchedField,
     MultiModalFieldElem,
@@ -27,3 +30,13 @@ def test_only_sounds_of_one_length_are_encoded_at_once() -> None:
     alike = [(2, 128, 100), (1, 128, 200), (1, 128, 100)]
     assert batches("whisper_input_features") == alike
     assert batches("audio_features") == [list]
+
+
+def test_the_sounds_of_all_clients_are_put_into_their_prompts() -> None:
+    kind = ModelRegistry.models["MoonshotKimiaForCausalLM"].load_model_cls()
+    words = SimpleNamespace(embed_tokens=lambda ids: torch.zeros(len(ids), 2))
+    model = SimpleNamespace(language_model=SimpleNamespace(model=words))
+    heard = torch.tensor([True, True, False, True])
+    sounds = [torch.full((2, 2), 1.0), torch.full((1, 2), 5.0)]
+    embedded = kind.embed_input_ids(model, torch.zeros(4), sounds, is_multimodal=heard)
+    assert [round(float(each[0] / 2**0.5), 3) for each in embedded] == [1.0, 1.0, 0.0, 5.0]
