@@ -52,9 +52,16 @@ PROCESS: Final = (
         {"frontend/gate/fail_fast.py": ("model.__pydantic_validator__",)},
     ),
     Mechanism(
-        "A content part of the wrong type is a 400 on all routes.",
-        "vLLM reads parts in a function of a module, after Pydantic has taken any value for them.",
-        {"frontend/http/limits/content_parts.py": ("vars(_MODULE)[_NAME]",)},
+        "A content part of the wrong type is a 400 on all routes. Data URLs leave memory with a "
+        "request.",
+        "vLLM reads parts in a function of a module, after Pydantic has taken any value for them, "
+        "and makes the objects that keep them itself.",
+        {
+            "common/vllm_compat/renderer_patches.py": (
+                "setattr(AsyncMultiModalItemTracker, _create_parser.__name__)",
+            ),
+            "frontend/http/limits/content_parts.py": ("vars(_MODULE)[_NAME]",),
+        },
     ),
     Mechanism(
         "Answers of many engine calls are merged at a cost that is linear.",

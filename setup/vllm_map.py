@@ -206,6 +206,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.multimodal.cache.base",
             "vllm.multimodal.processing",
             "vllm.renderers",
+            "vllm.renderers.chat_utils",
             "vllm.utils.async_utils",
         ),
     },

@@ -9,18 +9,22 @@ import copy
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
+from weakref import proxy
 
 from vllm.inputs import TextPrompt, TokensPrompt
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.cache.base import BaseMultiModalProcessorCache
 from vllm.multimodal.processing import BaseMultiModalProcessor, ProcessorInputs
 from vllm.renderers import BaseRenderer, TokenizeParams
+from vllm.renderers.chat_utils import AsyncMultiModalItemTracker
 from vllm.utils.async_utils import make_async
 
 from common.identity import MmHash, WorkerId
 from common.media.decoded_media import check_decoded, check_options
 from common.observability.telemetry import HF_PROCESSOR_RUNS
+
+_create_parser: Final = AsyncMultiModalItemTracker.create_parser
 
 
 class HfProcessorRuns:
@@ -103,6 +107,17 @@ def patch_renderer(
         renderer._mm_processor_cache = renderer._mm_processor_only_cache = cache
     if process is not None:
         renderer._process_multimodal_async = process
+
+
+def free_media_of_messages() -> None:
+    """Have parsers of messages refer weakly to their tracker, which refers to them: data URLs of
+    each request stayed until old garbage was collected.
+    """
+
+    def create_parser(tracker: Any, mm_processor_kwargs: dict[str, Any] | None = None) -> Any:
+        return _create_parser(proxy(tracker), mm_processor_kwargs)
+
+    setattr(AsyncMultiModalItemTracker, _create_parser.__name__, create_parser)
 
 
 def second_processor(renderer: BaseRenderer, runs: HfProcessorRuns) -> BaseMultiModalProcessor[Any]:

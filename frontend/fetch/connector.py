@@ -99,7 +99,8 @@ class FrontendMediaConnector(MediaConnector):
                     return DeferredMedium(content, media_io, _place(url))
                 return await self._loader.load(url, media_io)
             except MediaError as error:
-                refused = partial(for_user, error, _place(url, number))
+                # Without its traceback, whose frames and ``refused`` would be a cycle, with media.
+                refused = partial(for_user, error.with_traceback(None), _place(url, number))
                 allowance.failure = allowance.failure or refused
                 raise refused() from error
             except (OverloadedError, ThreadStuckError) as error:

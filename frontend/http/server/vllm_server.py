@@ -35,6 +35,7 @@ from common.errors import (
     ThreadStuckError,
     causes,
 )
+from common.vllm_compat.renderer_patches import free_media_of_messages
 from frontend.asgi import App, as_vllm_error, error_answer, overload_answer
 from frontend.gate import fail_fast, take_parsed_bodies
 from frontend.http.limits import content_parts
@@ -91,6 +92,7 @@ async def build_vllm_app(
     app.state.server = server  # read by vLLM's error handlers
     take_parsed_bodies()
     content_parts.install()
+    free_media_of_messages()
     merge_in_linear_time()
     own_streams(app)
     derender_aside(app)

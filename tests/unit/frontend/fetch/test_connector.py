@@ -3,11 +3,13 @@
 import asyncio
 import base64
 import errno
+import gc
 import io
 import os
 import socket
 import struct
 import threading
+import weakref
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -45,6 +47,7 @@ from tests.pictures import data_uri, picture
 from tests.unit.frontend.fetch.conftest import MakeLoader, Names
 from tests.unit.frontend.fetch.sites import PRIVATE, Site, answer, redirect, silence
 from tests.unit.frontend.fetch.videos import jpeg_sequence, video
+from tests.waiting import until
 
 
 def encoded(format_: str, mode: str = "RGB", **options: object) -> bytes:
@@ -311,6 +314,21 @@ async def test_which_of_several_data_urls_is_no_good(make_loader: MakeLoader) ->
             await connector.fetch_image_async(bad)
 
     await asyncio.create_task(request())
+
+
+async def test_an_error_about_a_medium_is_no_cycle(make_loader: MakeLoader) -> None:
+    """The second of two kept all that its fetch had read until garbage was collected."""
+    loader = make_loader()
+    gc.disable()
+    try:
+        with pytest.raises(VLLMValidationError) as refused:
+            await FrontendMediaConnector(loader).fetch_image_async("data:image/png;base64,!")
+        cause = weakref.ref(refused.value.__cause__)
+        begin()  # of another request
+        del refused
+        await until(lambda: cause() is None)
+    finally:
+        gc.enable()
 
 
 async def test_errors_of_servers(make_loader: MakeLoader, site: Site, internal: Site) -> None:
