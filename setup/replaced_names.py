@@ -100,14 +100,17 @@ PROCESS: Final = (
         },
     ),
     Mechanism(
-        "vLLM compiles no structure of an answer before a trial of it has ended, and no answer "
-        "makes an engine wait for its structure again and again.",
+        "vLLM compiles no structure of an answer before a trial of it has ended, and each with its "
+        "own backend. No answer makes an engine wait for its structure again and again.",
         "vLLM compiles structural tags in validators of its request models, and structures beside "
         "tools in a function of a module. Its backend makes the states of answers of a class of "
         "its module.",
         {
             "backend_worker/engine/slow_structures.py": (
                 "vars(backend_xgrammar)['XgrammarGrammar']",
+            ),
+            "backend_worker/engine/structure_backends.py": (
+                "StructuredOutputManager.grammar_init",
             ),
             "frontend/processing/structures.py": (
                 "vars(abstract_parser)['_xgrammar_supports']",

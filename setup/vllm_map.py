@@ -156,6 +156,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.config",
             "vllm.v1.structured_output.backend_xgrammar",
         ),
+        "backend_worker/engine/structure_backends.py": ("vllm.v1.structured_output",),
         "frontend/bounded/structure_server.py": ("vllm.v1.structured_output.backend_outlines",),
         "frontend/processing/structures.py": (
             "vllm.config",

@@ -19,6 +19,7 @@ from vllm.v1.structured_output import backend_xgrammar
 # In the engine's process, too.
 import backend_worker.engine.cpu_seeds
 import backend_worker.engine.cpu_strides
+import backend_worker.engine.structure_backends
 import backend_worker.engine.token_logprobs
 import backend_worker.engine.uneven_sounds  # noqa: F401
 
