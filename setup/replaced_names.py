@@ -109,7 +109,7 @@ PROCESS: Final = (
             "backend_worker/engine/slow_structures.py": (
                 "vars(backend_xgrammar)['XgrammarGrammar']",
             ),
-            "backend_worker/engine/structure_backends.py": (
+            "backend_worker/engine/vllm_faults/structure_backends.py": (
                 "StructuredOutputManager.grammar_init",
             ),
             "frontend/processing/structures.py": (
@@ -124,16 +124,16 @@ PROCESS: Final = (
         "vLLM's model runner constructs its sampler and its batch, and takes none. Layers call "
         "kernels of a module, and media are put together by functions of one.",
         {
-            "backend_worker/engine/cpu_strides.py": (
+            "backend_worker/engine/vllm_faults/cpu_strides.py": (
                 "vars(_custom_ops)['causal_conv1d_fwd_cpu']",
                 "vars(_custom_ops)['onednn_mm']",
             ),
-            "backend_worker/engine/cpu_seeds.py": ("InputBatch.add_request",),
-            "backend_worker/engine/token_logprobs.py": (
+            "backend_worker/engine/vllm_faults/cpu_seeds.py": ("InputBatch.add_request",),
+            "backend_worker/engine/vllm_faults/token_logprobs.py": (
                 "Sampler.forward",
                 "Sampler.gather_specific_token_logprobs",
             ),
-            "backend_worker/engine/uneven_sounds.py": (
+            "backend_worker/engine/vllm_faults/uneven_sounds.py": (
                 "_LazyRegisteredModel.load_model_cls",
                 "kind.embed_input_ids",
                 "vars(utils)['_can_batch_mm_items']",

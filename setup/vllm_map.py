@@ -139,14 +139,14 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         ),
     },
     "log probabilities, and what ends engines": {
-        "backend_worker/engine/cpu_strides.py": ("vllm._custom_ops",),
-        "backend_worker/engine/cpu_seeds.py": ("vllm.v1.worker.gpu_input_batch",),
-        "backend_worker/engine/token_logprobs.py": (
+        "backend_worker/engine/vllm_faults/cpu_strides.py": ("vllm._custom_ops",),
+        "backend_worker/engine/vllm_faults/cpu_seeds.py": ("vllm.v1.worker.gpu_input_batch",),
+        "backend_worker/engine/vllm_faults/token_logprobs.py": (
             "vllm.v1.outputs",
             "vllm.v1.sample.metadata",
             "vllm.v1.sample.sampler",
         ),
-        "backend_worker/engine/uneven_sounds.py": (
+        "backend_worker/engine/vllm_faults/uneven_sounds.py": (
             "vllm.model_executor.models.registry",
             "vllm.multimodal.utils",
         ),
@@ -156,7 +156,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.config",
             "vllm.v1.structured_output.backend_xgrammar",
         ),
-        "backend_worker/engine/structure_backends.py": ("vllm.v1.structured_output",),
+        "backend_worker/engine/vllm_faults/structure_backends.py": ("vllm.v1.structured_output",),
         "frontend/bounded/structure_server.py": ("vllm.v1.structured_output.backend_outlines",),
         "frontend/processing/structures.py": (
             "vllm.config",

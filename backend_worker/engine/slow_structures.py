@@ -16,12 +16,7 @@ import torch
 from vllm.config import StructuredOutputsConfig, VllmConfig, config
 from vllm.v1.structured_output import backend_xgrammar
 
-# In the engine's process, too.
-import backend_worker.engine.cpu_seeds
-import backend_worker.engine.cpu_strides
-import backend_worker.engine.structure_backends
-import backend_worker.engine.token_logprobs
-import backend_worker.engine.uneven_sounds  # noqa: F401
+import backend_worker.engine.vllm_faults  # noqa: F401  # in the engine's process, too
 
 SLOW_S: Final = 0.2
 """CPU seconds of a mask, or of a token, that count: twice what a trial lets pass, since the cores

@@ -6,7 +6,7 @@ import pytest
 import torch
 from vllm.v1.worker.gpu_input_batch import InputBatch
 
-from backend_worker.engine import cpu_seeds
+from backend_worker.engine.vllm_faults import cpu_seeds
 
 
 def drawn(generator: torch.Generator) -> float:

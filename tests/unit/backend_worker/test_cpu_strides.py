@@ -3,7 +3,7 @@
 import torch
 from vllm import _custom_ops
 
-from backend_worker.engine import cpu_strides
+from backend_worker.engine.vllm_faults import cpu_strides
 
 
 def convolved(tokens: torch.Tensor) -> torch.Tensor:

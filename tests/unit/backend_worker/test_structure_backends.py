@@ -12,6 +12,7 @@ from vllm.v1.structured_output.backend_guidance import GuidanceBackend, Guidance
 from vllm.v1.structured_output.request import StructuredOutputRequest
 
 from backend_worker.engine.slow_structures import WatchedGrammar
+from backend_worker.engine.vllm_faults import structure_backends
 from tests.unit.backend_worker.configured import ours
 
 pytestmark = pytest.mark.filterwarnings("ignore:max_rollback_tokens:DeprecationWarning")
@@ -22,6 +23,7 @@ GUIDANCE = {"guidance": 'start: "a"+ "b"'}
 
 @pytest.fixture
 def manager(model: Path) -> StructuredOutputManager:
+    assert StructuredOutputManager.grammar_init is structure_backends.grammar_init
     return StructuredOutputManager(ours([f"--model={model}"]))
 
 

@@ -9,7 +9,8 @@ from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
-from backend_worker.engine import slow_structures, token_logprobs
+from backend_worker.engine import slow_structures
+from backend_worker.engine.vllm_faults import token_logprobs
 
 NAMED = {1: [7, 3, 5]}
 LOGITS = torch.tensor([[0.0, 1, 2, 3, 4, 5, 6, 7, 8]] * 3)

@@ -11,7 +11,7 @@ from vllm.multimodal.inputs import (
 )
 from vllm.multimodal.utils import group_and_batch_mm_kwargs
 
-from backend_worker.engine import uneven_sounds  # noqa: F401
+from backend_worker.engine.vllm_faults import uneven_sounds  # noqa: F401
 
 
 def batches(name: str) -> list[object]:

@@ -4,8 +4,6 @@ vLLM gives a model the media of a step as one tensor, or as a list if their shap
 Kimi-Audio does not take: two clients' sounds of different lengths in one step ended one engine
 after the other. Of sounds that were encoded, the model puts only the first into its prompt: the
 other clients were answered as if they had sent none.
-
-An engine's process imports this module with ``slow_structures``.
 """
 
 from typing import Any, Final

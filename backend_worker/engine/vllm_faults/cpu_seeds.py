@@ -2,7 +2,7 @@
 
 After each piece but the last, vLLM's first model runner takes back what the request's generator
 drew, by an offset that generators of CPUs don't have: one prompt longer than a step, with a seed,
-ended one engine after the other. An engine's process imports this module with ``slow_structures``.
+ended one engine after the other.
 """
 
 from typing import Any

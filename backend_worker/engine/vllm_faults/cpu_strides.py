@@ -3,8 +3,7 @@
 Both of these raise for tensors that PyTorch calls contiguous, or views without a copy. vLLM's
 convolution of linear attention is given slices of a projection, which one token leaves with the
 projection's stride, so that a prompt of one token ended one engine after the other. Its product of
-matrices is given Llama 4's patches transposed, so that one small picture did. An engine's process
-imports this module with ``slow_structures``.
+matrices is given Llama 4's patches transposed, so that one small picture did.
 """
 
 from typing import Any

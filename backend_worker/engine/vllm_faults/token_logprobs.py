@@ -2,8 +2,7 @@
 
 vLLM's first model runner has those of named tokens (``logprob_token_ids``), or those of the
 likeliest ones, for all answers of a step: one small request had the ``top_logprobs`` of all other
-clients be of token 0. With speculation it ended the engine. An engine's process imports this module
-with ``slow_structures``.
+clients be of token 0. With speculation it ended the engine.
 """
 
 from dataclasses import replace

@@ -2,8 +2,7 @@
 
 With ``auto``, vLLM's default, an engine keeps the backend of its first structure for all others.
 One schema that only guidance takes had vLLM 0.33 refuse all later ones that xgrammar takes, of all
-clients, and vLLM 0.32 all structural tags. An engine's process imports this module with
-``slow_structures``.
+clients, and vLLM 0.32 all structural tags.
 """
 
 import copy
