@@ -12,6 +12,10 @@ from frontend.request_context import current_context
 
 T = TypeVar("T")
 
+CLIENT_SHARE: Final = 7 / 8
+"""Fraction of a shared room that one client's requests may take: eight of the largest had small
+ones of all other clients answered 429."""
+
 CHOICES_LIKE_CHATS: Final = 4
 """Choices of a request's only call that start without waiting, as that many chats would. All other
 calls are bulk calls, which share room that all clients' need."""

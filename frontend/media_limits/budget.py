@@ -14,6 +14,7 @@ from typing import Final, Self
 
 from common.aio.cleanup import Released
 from common.errors import OverloadedError
+from frontend.client_turns import CLIENT_SHARE
 from frontend.media_limits.policy import FetchPolicy, RefusedError
 
 MIB: Final = 1 << 20
@@ -21,10 +22,6 @@ MEGAPIXEL: Final = 1_000_000
 SECONDS_PER_MEGAPIXEL: Final = 0.25
 """Extra time for a decoder or processor beyond its limit: several times its need."""
 
-
-CLIENT_SHARE: Final = 7 / 8
-"""Part of a budget that one client may have, or what one request may if that is more. Eight media
-whose hosts kept back the last byte took all, and others' pictures got 429."""
 
 COPIES_WAIT_S: Final = 30.0
 """Time-out of a thread's wait for its share of copies: large pictures take seconds each."""

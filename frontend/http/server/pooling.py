@@ -30,6 +30,7 @@ from vllm.entrypoints.pooling.utils import encode_pooling_output_base64
 
 from common.errors import OverloadedError, RequestRejectedError
 from frontend.asgi import as_vllm_error
+from frontend.client_turns import CLIENT_SHARE
 from frontend.http.limits.tenant_limits import TenantQuota
 from frontend.http.settings import HttpSettings
 from frontend.http.streaming.whole_answers import (
@@ -94,10 +95,6 @@ loop for 0.95 seconds, and prompts of others waited behind all that a request ha
 
 LARGEST_REQUESTS: Final = 8
 """Requests of the most tokens that are worked on at once."""
-
-CLIENT_SHARE: Final = 7 / 8
-"""Fraction of what all requests may take for the requests of one client, without several keys:
-eight of the largest had small ones of all other clients answered 429."""
 
 MAX_SIMILARITIES: Final = 1 << 27
 """Tokens of queries times tokens of their documents, where this process multiplies their vectors
