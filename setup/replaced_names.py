@@ -57,9 +57,7 @@ PROCESS: Final = (
         "vLLM reads parts in a function of a module, after Pydantic has taken any value for them, "
         "and makes the objects that keep them itself.",
         {
-            "common/vllm_compat/renderer_patches.py": (
-                "setattr(AsyncMultiModalItemTracker, _create_parser.__name__)",
-            ),
+            "common/vllm_compat/renderer_patches.py": ("AsyncMultiModalItemTracker.create_parser",),
             "frontend/http/limits/content_parts.py": ("vars(_MODULE)[_NAME]",),
         },
     ),

@@ -117,7 +117,7 @@ def free_media_of_messages() -> None:
     def create_parser(tracker: Any, mm_processor_kwargs: dict[str, Any] | None = None) -> Any:
         return _create_parser(proxy(tracker), mm_processor_kwargs)
 
-    setattr(AsyncMultiModalItemTracker, _create_parser.__name__, create_parser)
+    AsyncMultiModalItemTracker.create_parser = create_parser
 
 
 def second_processor(renderer: BaseRenderer, runs: HfProcessorRuns) -> BaseMultiModalProcessor[Any]:
