@@ -251,7 +251,7 @@ class Models:
         await fleet.router.close()
         self.fleets.closed(fleet)
         logger.info("unloaded model %s", fleet.names[0])
-        if self._models:
+        if self._models:  # whose objects were unfrozen with those of this one
             freeze_heap()
 
     async def _live(self, fleet: Fleet, gone: asyncio.Event, closing: AsyncExitStack) -> None:

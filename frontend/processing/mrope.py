@@ -54,7 +54,7 @@ class MropePositions:
         model.config = getattr(native.hf_config, "thinker_config", native.hf_config)
         return model
 
-    def check(self, features: Sequence[MultiModalFeatureSpec], tokens: Sequence[int]) -> None:
+    def check(self, features: Sequence[MultiModalFeatureSpec], tokens: list[int]) -> None:
         """Raise RequestRejectedError for a prompt whose media an engine can't place."""
         placed = [each for each in features if each.modality != "prompt_embeds"]
         if not placed or self._model is None:
@@ -62,7 +62,7 @@ class MropePositions:
         if sum(map(_cells, placed)) > _GRID * self._length:
             raise RequestRejectedError("the media of the request have too many patches")
         try:
-            positions, delta = self._model.get_mrope_input_positions(list(tokens), placed)
+            positions, delta = self._model.get_mrope_input_positions(tokens, placed)
             if (found := positions.shape[-1]) != len(tokens):
                 raise ValueError(f"{found} positions for {len(tokens)} tokens")
         except Exception as error:  # of any type: an engine would end with it
