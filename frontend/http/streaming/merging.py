@@ -26,21 +26,20 @@ def merge_in_linear_time() -> None:
 
 async def merge(*iterators: AsyncGenerator[T]) -> AsyncGenerator[tuple[int, T]]:
     """Yield items as they come, with their iterator's number. Raise its first error; close all."""
-    done: asyncio.Queue[tuple[int, asyncio.Future[T]]] = asyncio.Queue()
+    done: asyncio.Queue[int] = asyncio.Queue()
     coming: dict[int, asyncio.Future[T]] = {}
 
     def ask(number: int) -> None:
-        coming[number] = item = asyncio.ensure_future(anext(iterators[number]))
-        item.add_done_callback(lambda item: done.put_nowait((number, item)))
+        coming[number] = asyncio.ensure_future(anext(iterators[number]))
+        coming[number].add_done_callback(lambda _: done.put_nowait(number))
 
     try:
         for number in range(len(iterators)):
             ask(number)
         while coming:
-            number, item = await done.get()
-            del coming[number]
+            number = await done.get()
             try:
-                said = item.result()
+                said = coming.pop(number).result()  # in no variable: an error would be in a cycle
             except StopAsyncIteration:
                 continue
             ask(number)
