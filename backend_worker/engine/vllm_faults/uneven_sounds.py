@@ -1,9 +1,10 @@
-"""Let Kimi-Audio read several sounds in one step.
+"""Let Kimi-Audio and MiniCPM-o read several sounds in one step.
 
 vLLM gives a model the media of a step as one tensor, or as a list if their shapes differ, which
-Kimi-Audio does not take: two clients' sounds of different lengths in one step ended one engine
-after the other. Of sounds that were encoded, the model puts only the first into its prompt: the
-other clients were answered as if they had sent none.
+Kimi-Audio does not take, nor MiniCPM-o for the lengths of a sound's pieces of 30 seconds: two
+clients' sounds of different lengths in one step ended one engine after the other. Of sounds that
+were encoded, Kimi-Audio puts only the first into its prompt: the other clients were answered as if
+they had sent none.
 """
 
 from typing import Any, Final
@@ -12,8 +13,8 @@ from vllm.model_executor.models.registry import _LazyRegisteredModel
 from vllm.multimodal import utils
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
-_STACKED: Final = "whisper_input_features"
-"""Tensors of media that only Kimi-Audio has."""
+_STACKED: Final = ("whisper_input_features", "audio_feature_lens")
+"""Tensors of media that only Kimi-Audio has, and only MiniCPM-o."""
 
 _MODEL: Final = "KimiAudioForConditionalGeneration"
 
@@ -25,7 +26,8 @@ def can_batch(left: MultiModalKwargsItem, right: MultiModalKwargsItem) -> bool:
     """See vLLM's."""
     if not _can_batch(left, right):
         return False
-    return _STACKED not in left or left[_STACKED].data.shape == right[_STACKED].data.shape
+    stacked = [(left[name].data, right[name].data) for name in _STACKED if name in left]
+    return all(each.shape == other.shape for each, other in stacked)
 
 
 def embed_all(kind: Any) -> None:

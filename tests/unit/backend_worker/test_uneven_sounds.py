@@ -29,6 +29,7 @@ def batches(name: str) -> list[object]:
 def test_only_sounds_of_one_length_are_encoded_at_once() -> None:
     alike = [(2, 128, 100), (1, 128, 200), (1, 128, 100)]
     assert batches("whisper_input_features") == alike
+    assert batches("audio_feature_lens") == alike
     assert batches("audio_features") == [list]
 
 
