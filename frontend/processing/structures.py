@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from vllm.config import VllmConfig
@@ -45,6 +46,10 @@ COMMAND: Final = python_command("frontend.bounded.structure_server")
 
 WAIT_S: Final = 30.0
 """Seconds that a request waits for earlier structures."""
+
+QUICK_S: Final = 1
+"""CPU seconds of a first trial. A structure that takes longer has a second one, in another process:
+those of one client, of 10 s each, kept all other clients' waiting for 8 s."""
 
 KEPT: Final = 4096
 """LRU limit of remembered outcomes."""
@@ -98,7 +103,8 @@ class StructureTrials:
         self._tokenizer = tokenizer
         self._backend = config.structured_outputs_config.backend
         leave_structures_to_trials()
-        self._work = BoundedWork(COMMAND, "structures of answers", WAIT_S, bounds, self._vocabulary)
+        self._work = self._trials_of(bounds._replace(cpu_s=min(QUICK_S, bounds.cpu_s)))
+        self._slow_work = self._trials_of(bounds)
         self._outcomes: Lru[_Key, bytes] = Lru(KEPT)
         self._clients = ClientTurns(1)
         self._masks = ClientShares()
@@ -166,6 +172,7 @@ class StructureTrials:
 
     def close(self) -> None:
         self._work.close()
+        self._slow_work.close()
 
     async def _tried(self, key: _Key, structure: Structure) -> bytes:
         """Try a structure, unless a request that this one waited for did: a batch's prompts share
@@ -182,13 +189,17 @@ class StructureTrials:
         try:
             said = self._outcomes.get(key)
             if said is None:
-                said = await self._work.ask(structure)
+                said = await self._work.ask(structure) or await self._slow_work.ask(structure)
                 self._outcomes.put(key, said)
             return said
         finally:
             turn.release()
 
-    def _vocabulary(self) -> Vocabulary:
+    def _trials_of(self, bounds: Bounds) -> BoundedWork:
+        vocabulary = partial(self._vocabulary, bounds)
+        return BoundedWork(COMMAND, "structures of answers", WAIT_S, bounds, vocabulary)
+
+    def _vocabulary(self, bounds: Bounds) -> Vocabulary:
         """Return the vocabulary as an engine makes it, for each kind of tokenizer."""
         info, outlines = "", None
         if self._backend == "outlines":
@@ -200,7 +211,7 @@ class StructureTrials:
             grammar = engines.compiler.compile_builtin_json_grammar()
             info = grammar.tokenizer_info.serialize_json()
         compact = self._config.structured_outputs_config.disable_any_whitespace
-        return Vocabulary(self._backend, info, outlines, compact, self._bounds)
+        return Vocabulary(self._backend, info, outlines, compact, bounds)
 
 
 def _choices() -> _Choices:
