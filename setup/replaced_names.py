@@ -131,7 +131,7 @@ PROCESS: Final = (
                 "Sampler.forward",
                 "Sampler.gather_specific_token_logprobs",
             ),
-            "backend_worker/engine/vllm_faults/uneven_sounds.py": (
+            "backend_worker/engine/vllm_faults/uneven_media.py": (
                 "_LazyRegisteredModel.load_model_cls",
                 "kind.embed_input_ids",
                 "vars(utils)['_can_batch_mm_items']",

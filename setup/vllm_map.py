@@ -146,8 +146,9 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.v1.sample.metadata",
             "vllm.v1.sample.sampler",
         ),
-        "backend_worker/engine/vllm_faults/uneven_sounds.py": (
+        "backend_worker/engine/vllm_faults/uneven_media.py": (
             "vllm.model_executor.models.registry",
+            "vllm.multimodal.inputs",
             "vllm.multimodal.utils",
         ),
     },

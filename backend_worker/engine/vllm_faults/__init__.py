@@ -8,4 +8,4 @@ import backend_worker.engine.vllm_faults.cpu_seeds
 import backend_worker.engine.vllm_faults.cpu_strides
 import backend_worker.engine.vllm_faults.structure_backends
 import backend_worker.engine.vllm_faults.token_logprobs
-import backend_worker.engine.vllm_faults.uneven_sounds
+import backend_worker.engine.vllm_faults.uneven_media

@@ -1,4 +1,4 @@
-"""Sounds of different lengths end no engine of a model that takes them as one tensor."""
+"""Sounds and films of different shapes are encoded apart by models that take one tensor."""
 
 from types import SimpleNamespace
 
@@ -7,11 +7,12 @@ from vllm.model_executor.models import ModelRegistry
 from vllm.multimodal.inputs import (
     MultiModalBatchedField,
     MultiModalFieldElem,
+    MultiModalFlatField,
     MultiModalKwargsItem,
 )
 from vllm.multimodal.utils import group_and_batch_mm_kwargs
 
-from backend_worker.engine.vllm_faults import uneven_sounds  # noqa: F401
+from backend_worker.engine.vllm_faults import uneven_media  # noqa: F401
 
 
 def batches(name: str) -> list[object]:
@@ -31,6 +32,23 @@ def test_only_sounds_of_one_length_are_encoded_at_once() -> None:
     assert batches("whisper_input_features") == alike
     assert batches("audio_feature_lens") == alike
     assert batches("audio_features") == [list]
+
+
+def test_only_films_of_one_shape_are_encoded_at_once() -> None:
+    field = MultiModalFlatField(slices=[])
+    films = [
+        MultiModalKwargsItem(
+            {
+                "pixel_values_flat_video": MultiModalFieldElem(
+                    torch.zeros(frames, 3, 32, width), field
+                )
+            }
+        )
+        for frames, width in ((2, 64), (5, 64), (2, 32))
+    ]
+    grouped = group_and_batch_mm_kwargs([("video", each) for each in films])
+    shapes = [tuple(given["pixel_values_flat_video"].shape) for _, _, given in grouped]
+    assert shapes == [(7, 3, 32, 64), (2, 3, 32, 32)]
 
 
 def test_the_sounds_of_all_clients_are_put_into_their_prompts() -> None:

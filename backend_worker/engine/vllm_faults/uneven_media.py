@@ -1,20 +1,22 @@
-"""Let Kimi-Audio and MiniCPM-o read several sounds in one step.
+"""Encode media in one step only where the model takes them together.
 
-vLLM gives a model the media of a step as one tensor, or as a list if their shapes differ, which
-Kimi-Audio does not take, nor MiniCPM-o for the lengths of a sound's pieces of 30 seconds: two
-clients' sounds of different lengths in one step ended one engine after the other. Of sounds that
-were encoded, Kimi-Audio puts only the first into its prompt: the other clients were answered as if
-they had sent none.
+vLLM gives a model the media of a step as one tensor, padded with zeros, or as a list. Kimi-Audio
+takes no list, nor MiniCPM-o one of the lengths of a sound's pieces of 30 seconds: two clients'
+sounds of different lengths in one step ended one engine after the other. Nemotron's films of
+different shapes were answered wrongly, since vLLM's second model runner pads their frames. Of
+sounds that were encoded, Kimi-Audio puts only the first into its prompt: the other clients were
+answered as if they had sent none.
 """
 
 from typing import Any, Final
 
+import torch
 from vllm.model_executor.models.registry import _LazyRegisteredModel
 from vllm.multimodal import utils
-from vllm.multimodal.inputs import MultiModalKwargsItem
+from vllm.multimodal.inputs import MultiModalFieldElem, MultiModalFlatField, MultiModalKwargsItem
 
-_STACKED: Final = ("whisper_input_features", "audio_feature_lens")
-"""Tensors of media that only Kimi-Audio has, and only MiniCPM-o."""
+_STACKED: Final = ("whisper_input_features", "audio_feature_lens", "pixel_values_flat_video")
+"""Tensors of media of Kimi-Audio, MiniCPM-o and Nemotron (and InternVL, whose frames are alike)."""
 
 _MODEL: Final = "KimiAudioForConditionalGeneration"
 
@@ -26,8 +28,14 @@ def can_batch(left: MultiModalKwargsItem, right: MultiModalKwargsItem) -> bool:
     """See vLLM's."""
     if not _can_batch(left, right):
         return False
-    stacked = [(left[name].data, right[name].data) for name in _STACKED if name in left]
-    return all(each.shape == other.shape for each, other in stacked)
+    names = [name for name in _STACKED if name in left]
+    return [_shape(left[name]) for name in names] == [_shape(right[name]) for name in names]
+
+
+def _shape(tensor: MultiModalFieldElem) -> torch.Size:
+    """Return what has to be equal to be joined."""
+    flat = isinstance(tensor.field, MultiModalFlatField)
+    return tensor.data.shape[1:] if flat else tensor.data.shape
 
 
 def embed_all(kind: Any) -> None:
