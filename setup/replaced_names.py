@@ -134,6 +134,7 @@ PROCESS: Final = (
             "backend_worker/engine/vllm_faults/uneven_media.py": (
                 "_LazyRegisteredModel.load_model_cls",
                 "kind.embed_input_ids",
+                "kind.embed_multimodal",
                 "vars(utils)['_can_batch_mm_items']",
             ),
         },

@@ -1,24 +1,24 @@
 """Encode media in one step only where the model takes them together.
 
 vLLM gives a model the media of a step as one tensor, padded with zeros, or as a list. Kimi-Audio
-takes no list, nor MiniCPM-o one of the lengths of a sound's pieces of 30 seconds: two clients'
-sounds of different lengths in one step ended one engine after the other. Nemotron's films of
-different shapes were answered wrongly, since vLLM's second model runner pads their frames. Of
-sounds that were encoded, Kimi-Audio puts only the first into its prompt: the other clients were
-answered as if they had sent none.
+takes no list, nor MiniCPM-o one of the lengths of a sound's pieces of 30 seconds, and Granite 4
+Vision counts the padding of a request's smaller pictures in one: two clients' media of different
+shapes in one step ended one engine after the other. Nemotron's films of different shapes were
+answered wrongly, since vLLM's second model runner pads their frames. Of sounds that were encoded,
+Kimi-Audio puts only the first into its prompt: the other clients were answered as if they had sent
+none.
 """
 
 from typing import Any, Final
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from vllm.model_executor.models.registry import _LazyRegisteredModel
 from vllm.multimodal import utils
 from vllm.multimodal.inputs import MultiModalFieldElem, MultiModalFlatField, MultiModalKwargsItem
 
 _STACKED: Final = ("whisper_input_features", "audio_feature_lens", "pixel_values_flat_video")
 """Tensors of media of Kimi-Audio, MiniCPM-o and Nemotron (and InternVL, whose frames are alike)."""
-
-_MODEL: Final = "KimiAudioForConditionalGeneration"
 
 _load = _LazyRegisteredModel.load_model_cls
 _can_batch = utils._can_batch_mm_items
@@ -52,11 +52,30 @@ def embed_all(kind: Any) -> None:
     kind.embed_input_ids = embed_input_ids
 
 
+def pad_all(kind: Any) -> None:
+    """Have a class get all pictures in one tensor, whose padding it leaves out."""
+    embed = kind.embed_multimodal
+
+    def embed_multimodal(self: Any, **media: Any) -> Any:
+        """See vLLM's."""
+        if isinstance(pictures := media.get("pixel_values"), list):
+            media["pixel_values"] = pad_sequence(pictures, batch_first=True)
+        return embed(self, **media)
+
+    kind.embed_multimodal = embed_multimodal
+
+
+_MENDS: Final = {
+    "KimiAudioForConditionalGeneration": embed_all,
+    "Granite4VisionForConditionalGeneration": pad_all,
+}
+
+
 def load_model_cls(self: Any) -> Any:
     """See vLLM's, which calls it more than once."""
     kind = _load(self)
-    if self.class_name == _MODEL and kind.embed_input_ids.__module__ != __name__:
-        embed_all(kind)
+    if mend := _MENDS.pop(self.class_name, None):
+        mend(kind)
     return kind
 
 

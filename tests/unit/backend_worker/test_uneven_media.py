@@ -59,3 +59,15 @@ def test_the_sounds_of_all_clients_are_put_into_their_prompts() -> None:
     sounds = [torch.full((2, 2), 1.0), torch.full((1, 2), 5.0)]
     embedded = kind.embed_input_ids(model, torch.zeros(4), sounds, is_multimodal=heard)
     assert [round(float(each[0] / 2**0.5), 3) for each in embedded] == [1.0, 1.0, 0.0, 5.0]
+
+
+def test_pictures_are_put_together_without_their_padding() -> None:
+    kind = ModelRegistry.models["Granite4VisionForConditionalGeneration"].load_model_cls()
+    model = SimpleNamespace(
+        _parse_and_validate_image_input=lambda **media: media | {"type": "pixel_values"},
+        _get_all_layer_features=lambda pixels, sizes: (sizes, pixels),
+    )
+    pictures = [torch.ones(5, 3, 2, 2), torch.ones(3, 3, 2, 2)]
+    read = kind.embed_multimodal(model, pixel_values=pictures, image_sizes=torch.zeros(2, 2))
+    assert read.shape == (2, 5, 3, 2, 2)
+    assert read.sum() == sum(each.sum() for each in pictures)
