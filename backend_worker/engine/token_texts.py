@@ -23,12 +23,17 @@ def remember_texts(tokenizer: TokenizerLike) -> None:
     of a worker's event loop for a step of its engine, and the answers of all others wait for that.
     A part of a character is decoded after up to four tokens before it, which all candidates share.
     Of such a text vLLM reads only whether it ends as an incomplete one.
+
+    A token that only the model has, as Kimi-Audio's of sounds, has no text. It ended the engine.
     """
     decode = tokenizer.decode
 
     @lru_cache(REMEMBERED)
     def remembered(*ids: int) -> str:
-        return decode(list(ids))
+        try:
+            return decode(list(ids))
+        except LookupError:  # of tiktoken, for a token that the model alone has
+            return "".join(map(remembered, ids)) if len(ids) > 1 else ""
 
     def decode_few(ids: Sequence[int] | int, *rest: bool, **options: bool) -> str:
         if rest or options or not isinstance(ids, list) or len(ids) > FEW:

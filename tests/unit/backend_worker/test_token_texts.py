@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -99,3 +100,12 @@ def test_a_token_of_no_vocabulary_is_told_each_time(tokenizers: tuple[Any, Any])
             theirs.decode([-1])
         with pytest.raises(OverflowError):
             ours.decode([-1])
+
+
+def test_a_token_of_the_model_alone_has_no_text() -> None:
+    words = {1: "one", 2: " two"}
+    tokenizer: Any = SimpleNamespace(decode=lambda ids: "".join(words[each] for each in ids))
+    remember_texts(tokenizer)
+    assert tokenizer.decode([1, 2]) == "one two"
+    assert tokenizer.decode([7]) == ""
+    assert tokenizer.decode([1, 7, 2]) == "one two"
