@@ -51,6 +51,7 @@ from frontend.http import (
     manage_routes,
     operate_routes,
     page_routes,
+    prompt_speech_aside,
     replace_engine_routes,
     share_adapters,
     status_routes,
@@ -110,6 +111,7 @@ class Model:
         app = await build_vllm_app(client, serve, tasks, shared.server)
         limit_pooling(app, shared.pooling, preprocessor.tokenizing)
         limit_speech(app, shared.loader)
+        prompt_speech_aside(app, preprocessor.tokenizing)
         tokenize_scores_aside(app, preprocessor.tokenizing, shared.pooling.check_tokens)
         write_tokens_aside(app)
         describe_aside(app)

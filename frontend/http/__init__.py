@@ -17,6 +17,7 @@ from frontend.http.server.request_ids import name_request, trace
 from frontend.http.server.serving_threads import (
     describe_aside,
     limit_speech,
+    prompt_speech_aside,
     tokenize_scores_aside,
     write_tokens_aside,
 )

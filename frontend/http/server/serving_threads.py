@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from copy import copy
 from functools import partial
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any, Final, TypeAlias
 
 from fastapi import FastAPI
@@ -41,6 +42,10 @@ FEW_BYTES: Final = 4 << 10
 """Of a conversation that is tokenized here, whatever its words are."""
 
 FEW_BYTES_IN_WORDS: Final = 128 << 10
+
+MAX_SEARCHED: Final = 1 << 24
+"""Characters of a ``prompt`` of speech times its ``<``. Qwen3-ASR looks through it anew for each
+token of a chat within another: 400 KB of ``<asr_te`` stopped the event loop for 21 s."""
 
 _SERVINGS: Final = ("openai_serving_transcription", "openai_serving_translation")
 
@@ -94,6 +99,43 @@ async def _refuse_detection(audio: Vllms, request_id: str) -> str:
         "for example en",
         parameter="language",
     )
+
+
+def prompt_speech_aside(app: FastAPI, tokenizing: Tokenizing) -> None:
+    """Make prompts of speech in a thread: models tokenize them on the event loop, for each piece of
+    a sound anew. Those that detect languages leave it to the renderer.
+    """
+    for name in _SERVINGS:
+        serving = getattr(app.state, name, None)
+        model: Vllms = getattr(serving, "model_cls", None)
+        if serving and not getattr(model, "supports_explicit_language_detection", False):
+            serving._preprocess_speech_to_text = partial(_prompt_speech, serving, tokenizing)
+
+
+async def _prompt_speech(
+    serving: Vllms, tokenizing: Tokenizing, request: Vllms, audio_data: bytes, request_id: str
+) -> Vllms:
+    """Return the inputs, seconds and starts of the pieces, as vLLM does."""
+    texts = [request.prompt or "", getattr(request, "hotwords", None) or ""]
+    tokenizing.check_length(*texts)
+    if any(len(text) * text.count("<") > MAX_SEARCHED for text in texts):
+        error = RequestRejectedError(f"`prompt` has too many `<` for its length: {len(texts[0])}")
+        raise as_vllm_error(error)
+    pieces, seconds = await serving._decode_and_chunk_speech_async(audio_data)
+    make = type(serving)._preprocess_speech_to_text
+    prompts, starts = [], [0.0]
+    for piece in pieces:
+        alone = copy(serving)
+        alone._decode_and_chunk_speech_async = partial(_same, ([piece], 0.0))
+        alone.renderer = SimpleNamespace(render_cmpl_async=_same)
+        made = make(alone, request, b"", request_id)
+        prompts += (await tokenizing.aside(partial(asyncio.run, made)))[0]
+        starts.append(starts[-1] + piece.shape[-1] / serving.asr_config.sample_rate)
+    return await serving.renderer.render_cmpl_async(prompts), seconds, starts[:-1]
+
+
+async def _same(value: Vllms, *_: Vllms) -> Vllms:
+    return value
 
 
 def tokenize_scores_aside(

@@ -3,17 +3,20 @@
 import asyncio
 import gc
 import io
+import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import soundfile  # type: ignore[import-untyped] # it has no types
 from fastapi import FastAPI
+from vllm.entrypoints.speech_to_text.base.serving import SpeechToTextBaseServing
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.model_executor.models.whisper import WhisperForConditionalGeneration
 from vllm.multimodal.media.audio import load_audio_soundfile
@@ -21,7 +24,7 @@ from vllm.multimodal.media.audio import load_audio_soundfile
 from common.errors import ThreadStuckError
 from common.observability.watchdog import WATCHDOG
 from frontend.fetch import MediaLoader
-from frontend.http.server.serving_threads import limit_speech
+from frontend.http.server.serving_threads import limit_speech, prompt_speech_aside
 from frontend.media_limits import FetchPolicy
 from tests.clips import sound
 from tests.fakes.hanging import Hanging
@@ -157,3 +160,53 @@ async def test_a_language_that_can_not_be_detected_must_be_named(
     else:
         with pytest.raises(VLLMValidationError, match="set language to its ISO 639-1 code"):
             await speech._detect_language(None, "1")
+
+
+class _Writer(SpeechToTextBaseServing):
+    """Serving whose model makes prompts by itself."""
+
+    model_config: Any = SimpleNamespace(is_encoder_decoder=False)
+    asr_config: Any = SimpleNamespace(sample_rate=10)
+    task_type: Any = "transcribe"
+
+    def __init__(self) -> None:
+        self.threads: list[threading.Thread] = []
+        self.model_cls: Any = SimpleNamespace(
+            validate_language=lambda code: code, get_generation_prompt=self._prompt
+        )
+        self.renderer: Any = SimpleNamespace(render_cmpl_async=self._rendered)
+        self._decode_and_chunk_speech_async: Any = self._decoded
+
+    async def _decoded(self, _: bytes) -> Any:
+        return [np.zeros(5), np.ones(20)], 2.5
+
+    def _prompt(self, asked: Any) -> Any:
+        self.threads.append(threading.current_thread())
+        return {"prompt_token_ids": [len(asked.audio)], "multi_modal_data": {"audio": asked.audio}}
+
+    async def _rendered(self, prompts: list[Any]) -> list[Any]:
+        return [prompt["prompt_token_ids"] for prompt in prompts]
+
+
+async def test_a_prompt_of_speech_keeps_no_event_loop() -> None:
+    """400 KB of ``<asr_te`` stopped it for 21 s, and the frontend dropped its workers."""
+    serving, app = _Writer(), FastAPI()
+    app.state.openai_serving_transcription = serving
+    tokenizing: Any = SimpleNamespace(aside=asyncio.to_thread, check_length=lambda *_: None)
+    prompt_speech_aside(app, tokenizing)
+    for prompt in ("<asr_te" * 50_000, "Words of <b>HTML</b>."):
+        request: Any = SimpleNamespace(
+            language="en",
+            to_language=None,
+            prompt=prompt,
+            response_format="json",
+            build_stt_params=lambda **given: SimpleNamespace(**given),
+        )
+        made = serving._preprocess_speech_to_text(request, b"", "r")
+        if prompt.startswith("<asr"):
+            with pytest.raises(VLLMValidationError, match="too many `<`"):
+                await made
+        else:
+            assert await made == ([[5], [20]], 2.5, [0.0, 0.5])
+    assert len(serving.threads) == 2
+    assert threading.main_thread() not in serving.threads
