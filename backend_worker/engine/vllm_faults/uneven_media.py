@@ -5,13 +5,15 @@ takes no list, nor MiniCPM-o one of the lengths of a sound's pieces of 30 second
 Vision counts the padding of a request's smaller pictures in one: two clients' media of different
 shapes in one step ended one engine after the other. Nemotron's films of different shapes were
 answered wrongly, since vLLM's second model runner pads their frames. Of sounds that were encoded,
-Kimi-Audio puts only the first into its prompt: the other clients were answered as if they had sent
-none.
+Kimi-Audio puts only the first into its prompt, and would fill its last tokens with the beginning of
+the next: other clients were answered as if they had sent none, or with parts of others' sounds.
 """
 
+from math import nan
 from typing import Any, Final
 
 import torch
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from vllm.model_executor.models.registry import _LazyRegisteredModel
 from vllm.multimodal import utils
@@ -39,17 +41,29 @@ def _shape(tensor: MultiModalFieldElem) -> torch.Size:
 
 
 def embed_all(kind: Any) -> None:
-    """Have a class put the embeddings of all sounds into prompts, which it takes in one list."""
-    embed = kind.embed_input_ids
+    """Have a class put the embeddings of all sounds into prompts, which it takes in one list.
+
+    A sound has more tokens than embeddings: a row of NaN stands for each without one.
+    """
+    encode, embed = kind.embed_multimodal, kind.embed_input_ids
+
+    def embed_multimodal(self: Any, **media: Any) -> Any:
+        """See vLLM's."""
+        return [pad(each, (0, 0, 0, len(each)), value=nan) for each in encode(self, **media)]
 
     def embed_input_ids(
-        self: Any, input_ids: Any, multimodal_embeddings: Any = None, **named: Any
+        self: Any, input_ids: Any, multimodal_embeddings: Any = None, *, is_multimodal: Any = None
     ) -> Any:
         """See vLLM's."""
-        sounds = [list(multimodal_embeddings)] if multimodal_embeddings else None
-        return embed(self, input_ids, sounds, **named)
+        if not multimodal_embeddings:
+            return embed(self, input_ids)
+        sounds = torch.cat(list(multimodal_embeddings))
+        heard = ~sounds[:, 0].isnan()
+        places = is_multimodal.clone()
+        places[is_multimodal] = heard.to(places.device)
+        return embed(self, input_ids, [sounds[heard]], is_multimodal=places)
 
-    kind.embed_input_ids = embed_input_ids
+    kind.embed_multimodal, kind.embed_input_ids = embed_multimodal, embed_input_ids
 
 
 def pad_all(kind: Any) -> None:

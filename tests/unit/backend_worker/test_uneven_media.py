@@ -52,13 +52,20 @@ def test_only_films_of_one_shape_are_encoded_at_once() -> None:
 
 
 def test_the_sounds_of_all_clients_are_put_into_their_prompts() -> None:
+    """The second of two tokens of the first sound has no embedding."""
     kind = ModelRegistry.models["MoonshotKimiaForCausalLM"].load_model_cls()
-    words = SimpleNamespace(embed_tokens=lambda ids: torch.zeros(len(ids), 2))
-    model = SimpleNamespace(language_model=SimpleNamespace(model=words))
+    words = SimpleNamespace(embed_tokens=lambda ids: torch.ones(len(ids), 2))
+    model = SimpleNamespace(
+        language_model=SimpleNamespace(model=words),
+        _parse_and_validate_audio_input=lambda sounds: sounds,
+        _process_audio_input=lambda sounds: sounds,
+    )
     heard = torch.tensor([True, True, False, True])
-    sounds = [torch.full((2, 2), 1.0), torch.full((1, 2), 5.0)]
-    embedded = kind.embed_input_ids(model, torch.zeros(4), sounds, is_multimodal=heard)
-    assert [round(float(each[0] / 2**0.5), 3) for each in embedded] == [1.0, 1.0, 0.0, 5.0]
+    first, second = kind.embed_multimodal(model, sounds=torch.tensor([[[1.0, 1.0]], [[5.0, 5.0]]]))
+    embedded = kind.embed_input_ids(
+        model, torch.zeros(4), [first[:2], second[:1]], is_multimodal=heard
+    )
+    assert [round(float(each[0] / 2**0.5), 3) for each in embedded] == [2.0, 0.707, 0.707, 6.0]
 
 
 def test_pictures_are_put_together_without_their_padding() -> None:
