@@ -17,6 +17,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import torch
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import StreamingResponse
 from vllm.entrypoints.pooling.base.serving import PoolingBaseServing
 from vllm.entrypoints.pooling.classify.protocol import ClassificationData
 from vllm.entrypoints.pooling.classify.serving import ServingClassification
@@ -260,7 +261,17 @@ class _LimitedServing(PoolingBaseServing):
                 ]
             elif types := getattr(ctx.request, "embedding_types", None):
                 _check_typed(types, numbers)
-        return super()._build_response(ctx)
+        answer = super()._build_response(ctx)
+        if parts is not None and isinstance(answer, StreamingResponse):
+            return _without_cycle(answer, parts)
+        return answer
+
+
+def _without_cycle(answer: Vllms, parts: DeferredParts) -> Response:
+    """Return an answer in bytes that leaves memory once it is sent, or its client has left: an
+    error that ends Starlette's way through an iterable is in a cycle with it."""
+    parts.add(stand_in := random.random(), iter(answer.body_iterator.ag_frame.f_locals["iterator"]))
+    return Response(written(stand_in), answer.status_code, answer.headers)
 
 
 def _check_typed(types: Sequence[str], numbers: int) -> None:

@@ -1,14 +1,17 @@
 """Pooling requests through vLLM's own app to workers over real sockets. Engines are scripted."""
 
 import asyncio
+import gc
 import json
 import threading
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import pytest_asyncio
 import torch
@@ -16,6 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.requests import Request
 from vllm import AsyncEngineArgs
+from vllm.entrypoints.pooling import utils as encoders
 from vllm.entrypoints.pooling.classify.serving import ServingClassification
 from vllm.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 
@@ -222,6 +226,36 @@ async def test_many_numbers_in_base64_are_written_in_pieces(
     assert "content-length" in few.headers and "content-length" not in many.headers
     assert few.json()["data"] == many.json()["data"]
     assert few.json().keys() == many.json().keys()
+
+
+async def test_an_answer_in_bytes_leaves_memory_once_it_is_sent(
+    pooling: Pooling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, sent = encoders.encode_pooling_bytes, list[weakref.ref[Any]]()
+
+    class Sent(list[bytes]):
+        pass
+
+    def encoded(**options: Any) -> tuple[Sent, Any]:
+        made, items = encode(**options)
+        sent.append(weakref.ref(kept := Sent(made)))
+        return kept, items
+
+    monkeypatch.setattr(encoders, encode.__name__, encoded)
+    gc.disable()
+    try:
+        reply = await pooling.embed("one", "two three", encoding_format="bytes")
+        assert [each() for each in sent] == [None]
+    finally:
+        gc.enable()
+    spans = [(each["start"], each["end"]) for each in json.loads(reply.headers["metadata"])["data"]]
+    numbers = [np.frombuffer(reply.content[start:end], "f4") for start, end in spans]
+    plain = (await pooling.embed("one", "two three")).json()["data"]
+    assert [each.tolist() for each in numbers] == [
+        pytest.approx(each["embedding"]) for each in plain
+    ]
+    assert "content-length" not in reply.headers
+    assert reply.headers["content-type"] == "application/octet-stream"
 
 
 async def test_a_few_inputs_of_a_request_are_rendered_at_once(
