@@ -79,7 +79,7 @@ end all requests of the engine."""
 _take: Final[ContextVar[Take | None]] = ContextVar("who takes outputs", default=None)
 
 
-def take_outputs(take: Take) -> None:
+def take_outputs(take: Take | None) -> None:
     """Set the receiver of outputs for the engine calls of this task. It gets all outputs but a
     request's last, as long as no earlier one waits for the task."""
     _take.set(take)

@@ -227,6 +227,7 @@ class WorkerRequest:
                     self._waits = True
         finally:
             self._waits = False
+            take_outputs(None)  # this task's context would be in a cycle with this request
 
     def _take(self, output: RequestOutput) -> bool:
         """Send an output as vLLM makes it, without waking the task; return whether it was taken.
@@ -272,6 +273,7 @@ class WorkerRequest:
                 await self._send(msgspec.structs.replace(failure, message=message))
             await self._send(self._status())
         finally:
+            self._acking = None  # a copy of that context
             ended()
 
     async def _outputs(self, media: Sequence[memoryview]) -> AsyncGenerator[AnyOutput]:

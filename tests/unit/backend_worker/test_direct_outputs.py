@@ -1,6 +1,8 @@
 import asyncio
+import gc
 import inspect
 import random
+import weakref
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -141,3 +143,21 @@ async def _first_output(plane: Plane, collector: RequestOutputCollector) -> None
     dispatch = plane.link._dispatches[RequestId("r")]
     collector.put(output("first", finished=False))
     await until(lambda: collector.output is None and not dispatch.unread)
+
+
+async def test_a_request_is_free_as_soon_as_it_ends() -> None:
+    async with open_plane("inline") as plane:
+        steps = plane.engine.script = Steps()
+        gc.disable()
+        try:
+            asking = asyncio.create_task(collect(plane.dispatch()))
+            await until(lambda: bool(steps.collectors))
+            ((_, collector),) = steps.collectors.items()
+            request = weakref.ref(vars(collector)["take"].__self__)
+            collector.put(output("a", finished=True))
+            await asking
+            steps.collectors.clear()
+            del collector
+            await until(lambda: request() is None)
+        finally:
+            gc.enable()
