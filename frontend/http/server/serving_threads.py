@@ -221,22 +221,30 @@ def _strings(value: object) -> Iterator[str]:
 
 
 def write_tokens_aside(app: FastAPI) -> None:
-    """Write the texts of tokens, for which ``/tokenize`` can be asked, as its answer is sent: those
-    of 760,000, which 742 KB of text are, kept the event loop for 0.5 seconds.
+    """Write tokens, and their texts, for which ``/tokenize`` can be asked, as its answer is sent:
+    760,000 texts kept the event loop for 0.5 seconds, and three million tokens for 1.7.
     """
     serving = app.state.serving_tokenization
     create = serving.create_tokenize
 
     async def create_aside(asked: Vllms, raw_request: Vllms) -> Vllms:
         parts = current_context().find(DeferredParts)
-        if parts is None or not asked.return_token_strs:
+        if parts is None:
             return await create(asked, raw_request)
         answer = await create(asked.model_copy(update={"return_token_strs": False}), raw_request)
-        if (tokens := getattr(answer, "tokens", None)) is not None:
+        if (tokens := getattr(answer, "tokens", None)) is None:
+            return answer
+
+        def defer(stand_in: list[Any], made: Callable[[slice], list[Any]]) -> list[Any]:
+            pieces = entries(len(tokens), made, _TOKENS_AT_ONCE)
+            parts.add(stand_in, chain([b"["], pieces, [b"]"]))
+            return stand_in
+
+        if asked.return_token_strs:
             convert = serving.renderer.get_tokenizer().convert_ids_to_tokens
-            made = entries(len(tokens), lambda part: convert(tokens[part]), _TOKENS_AT_ONCE)
-            answer.token_strs = [secrets.token_hex(16)]
-            parts.add(answer.token_strs, chain([b"["], made, [b"]"]))
+            answer.token_strs = defer([secrets.token_hex(16)], lambda part: convert(tokens[part]))
+        if len(tokens) > _TOKENS_AT_ONCE:
+            answer.tokens = defer([secrets.randbits(64)], tokens.__getitem__)
         return answer
 
     serving.create_tokenize = create_aside

@@ -44,10 +44,12 @@ async def test_they_are_written_in_a_thread(tokens: list[int], asked_for: bool) 
     asked = TokenizeCompletionRequest(prompt="", return_token_strs=asked_for)
     expected = (await create(asked, None)).model_dump()
     tokenizer.threads.clear()
+    written: list[int] = []
     write_tokens_aside(served)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         answer = await serving.create_tokenize(asked, None)
+        written.append(len(answer.tokens))
         await JSONResponse(answer.model_dump())(scope, receive, send)
 
     transport = httpx.ASGITransport(Door(app, [send_deferred_parts]))
@@ -55,3 +57,4 @@ async def test_they_are_written_in_a_thread(tokens: list[int], asked_for: bool) 
         answer = (await http.get("/")).json()
     assert answer == expected
     assert threading.current_thread() not in tokenizer.threads
+    assert written[0] <= 1

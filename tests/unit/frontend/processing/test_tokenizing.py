@@ -128,6 +128,8 @@ async def test_a_text_that_is_only_counted_has_a_limit(renderer: PlainRenderer) 
     assert len((await tokens(renderer, TEXT, unlimited))["prompt_token_ids"]) > CONTEXT
     with pytest.raises(VLLMError, match="send parts of it"):
         await tokens(renderer, "x" * (MIN_LIMIT + 1), unlimited)
+    with pytest.raises(VLLMError, match="beyond U\\+FFFF counts as 4"):
+        await tokens(renderer, "\N{MUSICAL SYMBOL EIGHTH NOTE}" * (MIN_LIMIT // 4 + 1), unlimited)
 
 
 async def test_long_texts_keep_no_short_one_waiting(renderer: PlainRenderer) -> None:
