@@ -148,7 +148,6 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         ),
         "backend_worker/engine/vllm_faults/uneven_media.py": (
             "vllm.model_executor.models.registry",
-            "vllm.multimodal.inputs",
             "vllm.multimodal.utils",
         ),
     },

@@ -17,10 +17,10 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from vllm.model_executor.models.registry import _LazyRegisteredModel
 from vllm.multimodal import utils
-from vllm.multimodal.inputs import MultiModalFieldElem, MultiModalFlatField, MultiModalKwargsItem
+from vllm.multimodal.inputs import MultiModalKwargsItem
 
 _STACKED: Final = ("whisper_input_features", "audio_feature_lens", "pixel_values_flat_video")
-"""Tensors of media of Kimi-Audio, MiniCPM-o and Nemotron (and InternVL, whose frames are alike)."""
+"""Tensors of media of Kimi-Audio, MiniCPM-o and Nemotron; InternVL's films have the last, too."""
 
 _load = _LazyRegisteredModel.load_model_cls
 _can_batch = utils._can_batch_mm_items
@@ -30,14 +30,8 @@ def can_batch(left: MultiModalKwargsItem, right: MultiModalKwargsItem) -> bool:
     """See vLLM's."""
     if not _can_batch(left, right):
         return False
-    names = [name for name in _STACKED if name in left]
-    return [_shape(left[name]) for name in names] == [_shape(right[name]) for name in names]
-
-
-def _shape(tensor: MultiModalFieldElem) -> torch.Size:
-    """Return what has to be equal to be joined."""
-    flat = isinstance(tensor.field, MultiModalFlatField)
-    return tensor.data.shape[1:] if flat else tensor.data.shape
+    stacked = [(left[name].data, right[name].data) for name in _STACKED if name in left]
+    return all(each.shape == other.shape for each, other in stacked)
 
 
 def embed_all(kind: Any) -> None:
