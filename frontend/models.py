@@ -55,6 +55,7 @@ from frontend.http import (
     replace_engine_routes,
     share_adapters,
     status_routes,
+    tokenize_decisions_aside,
     tokenize_scores_aside,
     worker_metrics_routes,
     write_tokens_aside,
@@ -112,6 +113,7 @@ class Model:
         limit_pooling(app, shared.pooling, preprocessor.tokenizing)
         limit_speech(app, shared.loader)
         prompt_speech_aside(app, preprocessor.tokenizing)
+        tokenize_decisions_aside(app, preprocessor.tokenizing)
         tokenize_scores_aside(app, preprocessor.tokenizing, shared.pooling.check_tokens)
         write_tokens_aside(app)
         describe_aside(app)

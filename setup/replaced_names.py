@@ -197,10 +197,13 @@ OBJECTS: Final = (
                 "vars(made).update(vars(serving))",
             ),
             "frontend/http/server/serving_threads.py": (
+                "alone._decode_and_chunk_speech_async",
+                "alone._tokens",
                 "serving._build_prompts",
                 "serving._decode_and_chunk_speech_async",
                 "serving._detect_language",
                 "serving._preprocess_executor",
+                "serving._preprocess_speech_to_text",
                 "serving.create_tokenize",
                 "setattr(chats, name)",
                 "vars(encoding)[name]",

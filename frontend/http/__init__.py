@@ -18,6 +18,7 @@ from frontend.http.server.serving_threads import (
     describe_aside,
     limit_speech,
     prompt_speech_aside,
+    tokenize_decisions_aside,
     tokenize_scores_aside,
     write_tokens_aside,
 )

@@ -10,7 +10,7 @@ import re
 import secrets
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from copy import copy
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any, Final, TypeAlias
@@ -170,6 +170,50 @@ def tokenize_scores_aside(
     serving._build_prompts = build_aside
 
 
+def tokenize_decisions_aside(app: FastAPI, tokenizing: Tokenizing) -> None:
+    """Tokenize in a thread what some models decide on, where vLLM does so on the event loop."""
+    for serving in [*vars(app.state)["_state"].values()]:
+        strategy: Vllms = getattr(serving, "strategy", None)
+        if hasattr(strategy, "_tokens") and "read" not in vars(strategy):  # two may share it
+            strategy.read = partial(_decide, strategy, tokenizing)
+
+
+async def _decide(
+    strategy: Vllms,
+    tokenizing: Tokenizing,
+    questions: Vllms,
+    instructions: str | None,
+    state: str,
+    media: Vllms = None,
+    **options: Vllms,
+) -> Vllms:
+    asked = [text for each in questions for text in (each.instructions, *_strings(_options(each)))]
+    tokenizing.check_length(state, *asked)
+    once, alone = cache(strategy._tokens), copy(strategy)
+    alone._tokens = lambda text: [*once(text)]  # vLLM appends to one
+    if hasattr(alone, "encode"):
+        await tokenizing.aside(partial(alone.encode, questions, state))
+    else:
+        for text in await tokenizing.aside(partial(_prompts, alone, questions, state, media or {})):
+            await tokenizing.aside(partial(once, text))
+    read = type(strategy).read
+    return await read(alone, questions, instructions, state, media=media, **options)
+
+
+def _options(question: Vllms) -> list[list[str | None]]:
+    return [[option.name, option.description] for option in question.options]
+
+
+def _prompts(strategy: Vllms, questions: Vllms, state: str, media: Vllms) -> list[str]:
+    """Return the texts that D3 tokenizes: what precedes the end of the media, and what follows."""
+    shown = [kind for kind in ("image", "video") for _ in media.get(kind, ())]
+    prompts = [strategy._prompt(state, question, shown) for question in questions]
+    if not shown:
+        return prompts
+    split = prompts[0].rindex(strategy.VISION_END) + len(strategy.VISION_END)
+    return [prompts[0][:split], *(prompt[split:] for prompt in prompts)]
+
+
 def tokenize_harmony_aside(app: FastAPI) -> None:
     """Render conversations for gpt-oss in a thread, where vLLM does so on the event loop."""
     chats = app.state.online_renderer
@@ -235,7 +279,7 @@ def write_tokens_aside(app: FastAPI) -> None:
         if (tokens := getattr(answer, "tokens", None)) is None:
             return answer
 
-        def defer(stand_in: list[Any], made: Callable[[slice], list[Any]]) -> list[Any]:
+        def defer(stand_in: Vllms, made: Callable[[slice], Vllms]) -> Vllms:
             pieces = entries(len(tokens), made, _TOKENS_AT_ONCE)
             parts.add(stand_in, chain([b"["], pieces, [b"]"]))
             return stand_in

@@ -1,7 +1,10 @@
-"""Pictures of decisions, of which vLLM makes chats with decoded pictures (``image_pil``)."""
+"""Decisions, and their pictures, of which vLLM makes chats with decoded ones (``image_pil``)."""
 
+import asyncio
+import threading
 from argparse import Namespace
 from collections.abc import AsyncIterator
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +19,7 @@ from frontend.fetch.connector import CONNECTOR_NAME, register
 from frontend.fetch.content import DeferredMedium
 from frontend.fetch.loader import MediaLoader
 from frontend.http.limits import content_parts
+from frontend.http.server.serving_threads import tokenize_decisions_aside
 from frontend.http.server.vllm_server import decode_for_decisions
 from frontend.media_limits.policy import FetchPolicy
 from frontend.processing.preprocessor import Preprocessor
@@ -91,3 +95,65 @@ async def test_questions_share_a_picture_that_is_not_decoded(
         for question in ("What?", "Why?"):
             prompt = await rendered(preprocessor, parts, question)
             assert len(prompt["mm_kwargs"]["image"]) == 1
+
+
+class _Tokenizer:
+    """Has a token for each character, and notes in which threads it is asked."""
+
+    def __init__(self) -> None:
+        self.threads: set[threading.Thread] = set()
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        self.threads.add(threading.current_thread())
+        return list(map(ord, text))
+
+    def apply_chat_template(self, chat: Any, **_: Any) -> str:
+        content = chat[1]["content"]
+        parts = content if isinstance(content, list) else [{"text": content}]
+        return "".join(part.get("text", "<|vision_end|>") for part in parts)
+
+
+class _Engine:
+    """Answers with as many probabilities as are asked for."""
+
+    def __init__(self) -> None:
+        self.prompts: list[list[int]] = []
+
+    async def encode(self, prompt: Any, params: Any, *_: Any, **__: Any) -> AsyncIterator[Any]:
+        self.prompts.append(prompt["prompt_token_ids"])
+        data = SimpleNamespace(tolist=lambda: [0.5, 0.5])
+        yield SimpleNamespace(outputs=SimpleNamespace(data=data), error=None)
+
+
+@pytest.mark.parametrize("name", ["JointSchemaStrategy", "D3Strategy"])
+async def test_what_models_decide_on_is_tokenized_in_a_thread(name: str) -> None:
+    module = pytest.importorskip(MODULE)
+    if not hasattr(module, name):
+        pytest.skip("this vLLM has none")
+    kinds = import_module(MODULE.replace("strategies", "question_types"))
+    strategy = object.__new__(getattr(module, name))
+    tokenizer, engine = _Tokenizer(), _Engine()
+    strategy.tokenizer, strategy.context = tokenizer, SimpleNamespace(engine_client=engine)
+    strategy.prefix, strategy.suffix, strategy.max_length = [1], [2], 1 << 20
+    strategy.codes, strategy.temperature, strategy.max_model_len = ["A", "B"], 1.0, 1 << 20
+    option = kinds.Option
+    question = kinds.Question(
+        "q", kinds.QUESTION_TYPES["noul"], "?", (option("yes"), option("no")), ()
+    )
+    asked: Any = ([question], None, "state " * 1000)
+    expected = await strategy.read(
+        *asked, request_id="r", lora_request=None, priority=0, chat_template_kwargs=None
+    )
+    tokenizer.threads.clear()
+    app = FastAPI()
+    app.state.one = app.state.other = SimpleNamespace(strategy=strategy)
+    tokenizing: Any = SimpleNamespace(aside=asyncio.to_thread, check_length=lambda *_: None)
+    tokenize_decisions_aside(app, tokenizing)
+    assert (
+        await strategy.read(
+            *asked, request_id="r", lora_request=None, priority=0, chat_template_kwargs=None
+        )
+        == expected
+    )
+    assert engine.prompts[0] == engine.prompts[1]
+    assert threading.current_thread() not in tokenizer.threads
