@@ -128,10 +128,14 @@ async def _prompt_speech(
         alone = copy(serving)
         alone._decode_and_chunk_speech_async = partial(_same, ([piece], 0.0))
         alone.renderer = SimpleNamespace(render_cmpl_async=_same)
-        made = make(alone, request, b"", request_id)
-        prompts += (await tokenizing.aside(partial(asyncio.run, made)))[0]
+        work = partial(make, alone, request, b"", request_id)
+        prompts += (await tokenizing.aside(partial(_run, work)))[0]
         starts.append(starts[-1] + piece.shape[-1] / serving.asr_config.sample_rate)
     return await serving.renderer.render_cmpl_async(prompts), seconds, starts[:-1]
+
+
+def _run(work: Callable[[], Coroutine[Vllms, Vllms, Vllms]]) -> Vllms:
+    return asyncio.run(work())
 
 
 async def _same(value: Vllms, *_: Vllms) -> Vllms:
