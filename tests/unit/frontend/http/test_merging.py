@@ -1,8 +1,10 @@
 """Answers of many engine calls: merged as vLLM merges them, each looked at once."""
 
 import asyncio
+import gc
 import importlib
 import sys
+import weakref
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -45,6 +47,26 @@ async def test_who_leaves_early_closes_all() -> None:
     async with aclosing(merge(saying("a", "b"), saying("c", "d"))) as merged:
         await anext(merged)
     assert sorted(closed) == ["ab", "cd"]
+
+
+class Pooled(list[float]):
+    """An output that can be referred to weakly."""
+
+
+async def test_outputs_are_free_as_soon_as_all_are_merged() -> None:
+    outputs = list[weakref.ref[Pooled]]()
+
+    async def pooling() -> AsyncGenerator[Pooled]:
+        outputs.append(weakref.ref(output := Pooled()))
+        yield output
+
+    gc.disable()
+    try:
+        async for _, output in merge(pooling(), pooling()):
+            del output
+        assert [each() for each in outputs] == [None, None]
+    finally:
+        gc.enable()
 
 
 def calls_of(count: int) -> int:
