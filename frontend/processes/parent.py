@@ -82,6 +82,7 @@ class Parent:
         self._drain_timeout_s = drain_timeout_s
         self._children: set[Child] = set()
         self._serving: set[Child] = set()
+        self._has_served = False
         self._stopping = asyncio.Event()
         self._planned = asyncio.Event()
         self._listeners: list[socket.socket] = []
@@ -130,7 +131,8 @@ class Parent:
             status, has_served = await self._run(index)
             if self._stopping.is_set():
                 return status
-            if not has_served and not self._serving:
+            failed = not self._has_served or 0 < status < 128  # by itself: it would fail again
+            if failed and not has_served and not self._serving:
                 # Otherwise clients would wait forever on a port from which no process accepts.
                 raise CannotServeError(index, status or 1)
             if status == 0:
@@ -151,7 +153,7 @@ class Parent:
             child = await Child.start(index, self._count, self._command, self._received)
         except OSError as error:
             logger.error("process %d can't be started: %s", index, error)
-            return 1, False
+            return 1, self._has_served
         self._children.add(child)
         logger.info("process %d has pid %d", index, child.pid)
         watching = asyncio.create_task(supervise("heartbeats of a process", child.kill_if_silent))
@@ -209,6 +211,7 @@ class Parent:
         match message:
             case Serving():
                 self._serving.add(child)
+                self._has_served = True
             case Ask():
                 self._questions.ask(child, message)
             case Answered():

@@ -363,6 +363,25 @@ async def test_where_no_process_comes_back_the_parent_ends(tmp_path: Path) -> No
             assert await made.process.wait() == 7
 
 
+async def test_one_that_is_killed_while_none_serves_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The frontend ended: the second kill met the restart after the first."""
+    monkeypatch.setattr(parent_module, "FIRST_PAUSE_S", 0.01)
+    async with parent_here(tmp_path, 0.2) as running:
+        ended = asyncio.create_task(running.run())
+        await until(lambda: len(running._serving) == 2)
+        killed = tmp_path / "fail"
+        killed.write_text(str(-signal.SIGKILL))
+        for child in list(running._serving):
+            child.kill()
+        await until(lambda: caplog.text.count("ended with status 137") >= 4)
+        killed.unlink()
+        await until(lambda: len(running._serving) == 2)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await ended == 0
+
+
 async def test_one_that_is_killed_before_it_serves_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
