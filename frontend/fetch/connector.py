@@ -74,6 +74,8 @@ class FrontendMediaConnector(MediaConnector):
         self._loader = loader
         self.defers: bool | None = None
         """Whether media are decoded where they are processed; None where the model decides."""
+        self.then: Callable[[Any], Any] | None = None
+        """What to make of a decoded medium, in a thread."""
 
     async def load_from_url_async(
         self, url: str, media_io: MediaIO[Any], *, fetch_timeout: int | None = None
@@ -97,7 +99,10 @@ class FrontendMediaConnector(MediaConnector):
                 if defers and isinstance(media_io, _DEFERRABLE):
                     content = await self._loader.fetch(url, media_io)
                     return DeferredMedium(content, media_io, _place(url))
-                return await self._loader.load(url, media_io)
+                decoded = await self._loader.load(url, media_io)
+                if self.then is not None:
+                    decoded = await self._loader.aside(partial(self.then, decoded))
+                return decoded
             except MediaError as error:
                 # Without its traceback, whose frames and ``refused`` would be a cycle, with media.
                 refused = partial(for_user, error.with_traceback(None), _place(url, number))

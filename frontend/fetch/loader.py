@@ -125,8 +125,8 @@ class MediaLoader:
         allowance = current_allowance(self.policy)
 
         async def decode_and_keep() -> tuple[Any, bool]:
-            decoded, reservation = await self._turns.run(
-                self.pool, partial(self._decode, content, media_io, allowance)
+            decoded, reservation = await self.aside(
+                partial(self._decode, content, media_io, allowance)
             )
             kept = self._cache.add(content, mode, decoded)
             if kept:
@@ -159,8 +159,12 @@ class MediaLoader:
             return self._decode(content, media_io, allowance)
 
         async with allowance.decodes:
-            decoded, _ = await self._turns.run(self.pool, work)
+            decoded, _ = await self.aside(work)
         return decoded
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """Run a function in a thread for decoding, in the turns of its client."""
+        return await self._turns.run(self.pool, work)
 
     async def decode_speech(
         self, data: bytes, load: Callable[[bytes, int], Any], threads: Executor

@@ -6,7 +6,9 @@ import re
 import traceback
 from argparse import Namespace
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from http import HTTPStatus
+from importlib import import_module
 from typing import Any, Final, TypeAlias
 
 import uvicorn
@@ -108,15 +110,19 @@ async def build_vllm_app(
 
 
 def decode_for_decisions(app: FastAPI) -> None:
-    """Decode media of decisions when they are fetched, where vLLM looks at the size of pictures or
-    for the sound of films. Elsewhere they stay deferred, since each question would hash a decoded
-    picture.
+    """Decode media of decisions when they are fetched, where vLLM shrinks pictures, here in a
+    thread, or looks for the sound of films. Elsewhere they stay deferred, since each question would
+    hash a decoded picture.
     """
     for serving in vars(app.state)["_state"].values():
         strategy: Any = getattr(serving, "strategy", None)
-        looks = getattr(strategy, "max_image_pixels", 0) is not None
-        if looks and getattr(strategy, "modalities", None):
+        limit = getattr(strategy, "max_image_pixels", 0)
+        if limit is not None and getattr(strategy, "modalities", None):
             strategy._connector.defers = False
+            if limit:
+                shrink = import_module(type(strategy).__module__).cap_pixels
+                strategy._connector.then = partial(shrink, max_pixels=limit)
+                strategy.max_image_pixels = None
 
 
 def _add_lookups(app: FastAPI) -> None:
