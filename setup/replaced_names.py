@@ -257,6 +257,18 @@ OBJECTS: Final = (
         },
     ),
     Mechanism(
+        "An output that can't be read ends its request, and not the engine.",
+        "AsyncLLM makes the objects that read outputs itself, and takes any error of theirs for "
+        "the end of its engine.",
+        {
+            "backend_worker/engine/outputs.py": (
+                "self.output_processor.__class__",
+                "part.__class__",
+                "vars(part)['collector']",
+            ),
+        },
+    ),
+    Mechanism(
         "A worker decodes each candidate of a log probability once.",
         "vLLM's object that makes log probabilities is given the tokenizer of the renderer.",
         {"backend_worker/engine/token_texts.py": ("vars(tokenizer)['decode']",)},

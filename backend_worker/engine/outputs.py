@@ -8,6 +8,7 @@ layer, which costs more than sending it.
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
+from functools import cache
 from typing import Any, Final, TypeAlias
 
 import zmq
@@ -16,7 +17,7 @@ from vllm.outputs import RequestOutput
 from vllm.utils.network_utils import make_zmq_socket
 from vllm.v1.engine import core_client
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.output_processor import RequestOutputCollector
+from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 
 from backend_worker.engine.sampler_limits import SampledInputs
 from common.request_plane.loop_socket import LoopReader
@@ -91,6 +92,7 @@ class DirectLLM(AsyncLLM):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.input_processor = SampledInputs(self.vllm_config, self.renderer)
+        self.output_processor.__class__ = DirectOutputs
 
     async def add_request(self, *args: object, **options: object) -> RequestOutputCollector:
         collector = await super().add_request(*args, **options)
@@ -99,6 +101,35 @@ class DirectLLM(AsyncLLM):
             collector.__class__ = DirectCollector
             vars(collector)["take"] = take
         return collector
+
+
+class DirectOutputs(OutputProcessor):
+    """An error in the text or log probabilities of one request ends that request alone. vLLM takes
+    it for the end of the engine: tokens without a text ended one after the other.
+    """
+
+    def add_request(self, request: Any, *rest: Any, **options: Any) -> None:
+        super().add_request(request, *rest, **options)
+        state = self.request_states[request.request_id]
+        parts: tuple[Any, ...] = state.detokenizer, state.logprobs_processor
+        for part, method in zip(parts, ("update", "update_from_output"), strict=True):
+            if part is not None:  # it generates, and does not pool
+                part.__class__ = _failing_alone(part.__class__, method)
+                vars(part)["collector"] = state.queue
+
+
+@cache
+def _failing_alone(kind: Any, method: str) -> Any:
+    work = getattr(kind, method)
+
+    def guarded(self: Any, *given: object) -> Any:
+        try:
+            return work(self, *given)
+        except Exception as error:  # noqa: BLE001 # raised where the output is waited for
+            self.collector.put(RuntimeError(f"its output can't be read: {error!r}"))
+            return None
+
+    return type(kind.__name__, (kind,), {method: guarded})
 
 
 class DirectCollector(RequestOutputCollector):

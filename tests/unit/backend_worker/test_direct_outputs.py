@@ -4,14 +4,18 @@ import inspect
 import random
 import weakref
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
+import torch
 from vllm.outputs import RequestOutput
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import RequestOutputCollector
+from vllm.v1.outputs import LogprobsTensors
 
-from backend_worker.engine.outputs import DirectLLM, take_outputs
+from backend_worker.engine.outputs import DirectLLM, DirectOutputs, take_outputs
 from backend_worker.engine.vllm_engine import Items
 from common.identity import RequestId
 from common.request_plane.protocol import Failed, FailureKind, Output, Outputs, Submit, ToFrontend
@@ -143,6 +147,42 @@ async def _first_output(plane: Plane, collector: RequestOutputCollector) -> None
     dispatch = plane.link._dispatches[RequestId("r")]
     collector.put(output("first", finished=False))
     await until(lambda: collector.output is None and not dispatch.unread)
+
+
+async def test_an_output_that_cannot_be_read_ends_one_request_alone() -> None:
+    outputs = DirectOutputs(None, log_stats=False)
+    params = SamplingParams(detokenize=False, logprobs=1, output_kind=RequestOutputKind.DELTA)
+    collectors = {}
+    for name in ("odd", "other"):
+        collectors[name] = RequestOutputCollector(RequestOutputKind.DELTA, name)
+        outputs.add_request(a_request(name, params), None, queue=collectors[name])
+    token = LogprobsTensors(torch.tensor([[7]]), torch.zeros(1, 1), torch.zeros(1, dtype=torch.int))
+    known: Any = token.tolists()
+    odd: Any = "no log probabilities"
+    for logprobs in ((known, known), (odd, known)):
+        both = zip(collectors, logprobs, strict=True)
+        made = [EngineCoreOutput(name, [7], new_logprobs=each) for name, each in both]
+        outputs.process_outputs(made)
+    with pytest.raises(RuntimeError, match="its output can't be read"):
+        await collectors["odd"].get()
+    said = await collectors["other"].get()
+    assert isinstance(said, RequestOutput) and said.outputs[0].token_ids == [7, 7]
+
+
+def a_request(name: str, params: SamplingParams) -> EngineCoreRequest:
+    request = EngineCoreRequest(
+        request_id=name,
+        prompt_token_ids=[1],
+        mm_features=None,
+        sampling_params=params,
+        pooling_params=None,
+        arrival_time=0.0,
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+    )
+    request.external_req_id = name
+    return request
 
 
 async def test_a_request_is_free_as_soon_as_it_ends() -> None:
