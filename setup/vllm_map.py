@@ -75,6 +75,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "frontend/http/server/serving_threads.py": (
             "vllm.entrypoints.openai.parser.harmony_utils",
             "vllm.envs",
+            "vllm.multimodal.processing",
         ),
         "frontend/http/server/tools.py": ("vllm.reasoning", "vllm.tool_parsers"),
     },

@@ -164,6 +164,9 @@ def changes_renderer(module: ast.Module) -> Iterator[bool]:
     for node in ast.walk(module):
         match node:
             case ast.Attribute(value, _, ast.Store() | ast.Del()):
-                yield ast.unparse(value).endswith(("renderer", "processor"))
+                changed = ast.unparse(value)
             case ast.Call(ast.Name("setattr" | "delattr"), [value, *_]):
-                yield ast.unparse(value).endswith(("renderer", "processor"))
+                changed = ast.unparse(value)
+            case _:
+                continue
+        yield changed.removesuffix("output_processor").endswith(("renderer", "processor"))

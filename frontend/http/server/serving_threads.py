@@ -19,6 +19,7 @@ from fastapi import FastAPI
 from vllm import envs
 from vllm.entrypoints.openai.parser import harmony_utils
 from vllm.exceptions import VLLMValidationError
+from vllm.multimodal.processing import cached_encode
 
 from common.aio.watched_threads import WatchedThreads
 from common.errors import OverloadedError, RequestRejectedError
@@ -124,13 +125,16 @@ async def _prompt_speech(
     pieces, seconds = await serving._decode_and_chunk_speech_async(audio_data)
     make = type(serving)._preprocess_speech_to_text
     prompts, starts = [], [0.0]
-    for piece in pieces:
-        alone = copy(serving)
-        alone._decode_and_chunk_speech_async = partial(_same, ([piece], 0.0))
-        alone.renderer = SimpleNamespace(render_cmpl_async=_same)
-        work = partial(make, alone, request, b"", request_id)
-        prompts += (await tokenizing.aside(partial(_run, work)))[0]
-        starts.append(starts[-1] + piece.shape[-1] / serving.asr_config.sample_rate)
+    try:
+        for piece in pieces:
+            alone = copy(serving)
+            alone._decode_and_chunk_speech_async = partial(_same, ([piece], 0.0))
+            alone.renderer = SimpleNamespace(render_cmpl_async=_same)
+            work = partial(make, alone, request, b"", request_id)
+            prompts += (await tokenizing.aside(partial(_run, work)))[0]
+            starts.append(starts[-1] + piece.shape[-1] / serving.asr_config.sample_rate)
+    finally:
+        cached_encode.cache_clear()  # Qwen3-ASR's: 2,048 prompts, of up to 20 MB each
     return await serving.renderer.render_cmpl_async(prompts), seconds, starts[:-1]
 
 

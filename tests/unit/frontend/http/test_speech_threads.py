@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,6 +20,8 @@ from vllm.entrypoints.speech_to_text.base.serving import SpeechToTextBaseServing
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.model_executor.models.whisper import WhisperForConditionalGeneration
 from vllm.multimodal.media.audio import load_audio_soundfile
+from vllm.multimodal.processing import cached_encode
+from vllm.tokenizers import TokenizerLike
 
 from common.errors import ThreadStuckError
 from common.observability.watchdog import WATCHDOG
@@ -162,6 +164,13 @@ async def test_a_language_that_can_not_be_detected_must_be_named(
             await speech._detect_language(None, "1")
 
 
+class _Letters:
+    """A tokenizer."""
+
+    def encode(self, text: str, **_: object) -> list[int]:
+        return [*map(ord, text)]
+
+
 class _Writer(SpeechToTextBaseServing):
     """Serving whose model makes prompts by itself."""
 
@@ -182,6 +191,7 @@ class _Writer(SpeechToTextBaseServing):
 
     def _prompt(self, asked: Any) -> Any:
         self.threads.append(threading.current_thread())
+        cached_encode(cast(TokenizerLike, _Letters()), "a prompt")  # as Qwen3-ASR does
         return {"prompt_token_ids": [len(asked.audio)], "multi_modal_data": {"audio": asked.audio}}
 
     async def _rendered(self, prompts: list[Any]) -> list[Any]:
@@ -210,3 +220,4 @@ async def test_a_prompt_of_speech_keeps_no_event_loop() -> None:
             assert await made == ([[5], [20]], 2.5, [0.0, 0.5])
     assert len(serving.threads) == 2
     assert threading.main_thread() not in serving.threads
+    assert not cached_encode.cache_info().currsize, "2,048 prompts would stay, of up to 20 MB each"
