@@ -31,6 +31,7 @@ from frontend.gate.judge import (
     VALUE_WEIGHT,
 )
 from frontend.http.operator.vllm_routes import ADAPTERS, PROFILER, REFUSED
+from frontend.http.server.serving_threads import MAX_SEARCHED
 from frontend.http.settings import TOKENS_AN_INPUT
 from frontend.request.answer_limits import (
     MAX_LOGPROBS,
@@ -137,6 +138,7 @@ more | {repeated} |
 | ids of the kind tokens | {token_id} |
 | `length_penalty`, or minus it | {penalty:g} |
 | characters of `chat_template_kwargs` times values of messages | {rendered} |
+| characters of a `prompt` or of `hotwords` of speech, times `<` in it | {searched} |
 | parts of a form; bytes of the headers of each, and of each that is no file | {form} |
 
 ## Fields
@@ -202,6 +204,7 @@ def page() -> str:
         rendered=f"{MAX_RENDERED:,}",
         interval=f"{MAX_STREAM_INTERVAL:,}",
         token_id=f"{MAX_TOKEN_ID:,}",
+        searched=f"{MAX_SEARCHED:,}",
         form=f"{MAX_PARTS:,}; {MAX_HEAD_BYTES:,}; {MAX_TEXT_BYTES:,}",
         kinds="\n".join(rows),
         nested=_names(NESTED),

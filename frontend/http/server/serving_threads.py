@@ -120,7 +120,7 @@ async def _prompt_speech(
     texts = [request.prompt or "", getattr(request, "hotwords", None) or ""]
     tokenizing.check_length(*texts)
     if any(len(text) * text.count("<") > MAX_SEARCHED for text in texts):
-        error = RequestRejectedError(f"`prompt` has too many `<` for its length: {len(texts[0])}")
+        error = RequestRejectedError("`prompt` or `hotwords` has too many `<` for its length")
         raise as_vllm_error(error)
     pieces, seconds = await serving._decode_and_chunk_speech_async(audio_data)
     make = type(serving)._preprocess_speech_to_text
