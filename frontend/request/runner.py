@@ -108,7 +108,7 @@ class Workers(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether this frontend is shutting down."""
+        """Whether no worker will come any more, since this frontend is shutting down."""
 
     def check_available(self) -> None:
         """Raise NoWorkerError, with the known reason, if there is no worker."""

@@ -75,6 +75,7 @@ class Fleet:
             stall_s=router.settings.stall_s,
         )
         self._closed = False
+        self.draining = False
 
     @property
     def connected(self) -> bool:
@@ -125,7 +126,8 @@ class Fleet:
 
     @property
     def closed(self) -> bool:
-        return self._closed
+        """Whether no worker will come any more: not for a draining frontend without any card."""
+        return self._closed or (self.draining and not len(self.members))
 
     async def close(self) -> None:
         """Leave every worker. Running requests fail."""

@@ -134,6 +134,11 @@ class Fleets:
         self._leaving = [each for each in self._leaving if each is not fleet]
         self._look_again(self._outside)
 
+    def drain(self) -> None:
+        """Let requests wait only for workers that have a card."""
+        for fleet in self:
+            fleet.draining = True
+
     async def close(self) -> None:
         """Leave every worker. Running requests fail."""
         self._closed = True

@@ -79,6 +79,7 @@ async def graceful_shutdown(
     """Wait for a signal, then end ``server.serve()``; requests have ``timeout_s`` to finish."""
     await signals.asked()
     gate.close_for_good()
+    fleets.drain()
     server.should_exit = True
     logger.info("draining, %d requests are left", len(server.server_state.tasks))
     await signals.at_once(timeout_s)

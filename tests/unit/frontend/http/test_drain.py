@@ -23,6 +23,9 @@ class TwoSignals:
 
 
 class NoFleet:
+    def drain(self) -> None:
+        pass
+
     async def close(self) -> None:
         pass
 

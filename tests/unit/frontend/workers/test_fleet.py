@@ -724,6 +724,18 @@ async def test_a_closed_fleet_says_that_it_is_closed(town: Town) -> None:
         town.fleet.check_available()
 
 
+async def test_a_draining_frontend_whose_last_card_is_gone_waits_for_no_worker(town: Town) -> None:
+    """Requests waited for --worker-wait, though their launcher had no worker left."""
+    card = town.card()
+    town.news.say(CardPresent(card))
+    await until(lambda: town.fleet.connected)
+    town.fleet.draining = True
+    assert not town.fleet.closed
+    town.news.say(gone(card))
+    await town.worker.close()
+    await until(lambda: town.fleet.closed)
+
+
 async def test_what_a_rank_has_is_shown_while_its_worker_serves(town: Town) -> None:
     def shown(whose: str) -> float | None:
         labels = {"worker_id": "w0", "rank": "0", "whose": whose}
