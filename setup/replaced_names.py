@@ -62,9 +62,13 @@ PROCESS: Final = (
         },
     ),
     Mechanism(
-        "Answers of many engine calls are merged at a cost that is linear.",
+        "Answers of many engine calls are merged, and errors freed of paths, at a cost that is "
+        "linear.",
         "vLLM's routes import a function of a module.",
-        {"frontend/http/streaming/merging.py": ("vars(module)[_NAME]",)},
+        {
+            "frontend/http/error_shapes.py": ("vars(utils)['re']",),
+            "frontend/http/streaming/merging.py": ("vars(module)[_NAME]",),
+        },
     ),
     Mechanism(
         "Decoders, resamplers and processors open nothing but the bytes that they are given, and "

@@ -63,6 +63,7 @@ VALUES: Final[Mapping[str, tuple[str, ...]]] = {
 
 SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "server assembly": {
+        "frontend/http/error_shapes.py": ("vllm.entrypoints.serve.exception_handling.utils",),
         "frontend/http/server/vllm_server.py": (
             "vllm.entrypoints.launchers.api_server.app_state",
             "vllm.entrypoints.launchers.app",

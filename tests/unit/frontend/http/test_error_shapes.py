@@ -8,6 +8,7 @@ import pytest
 from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 from starlette.responses import StreamingResponse
+from vllm.entrypoints.serve.exception_handling.utils import sanitize_message
 
 from common.errors import NoWorkerError
 from frontend.args import parse
@@ -168,3 +169,10 @@ async def test_anthropics_sdk_says_what_is_wrong() -> None:
             )
         assert isinstance(refused.value.body, dict)
         assert refused.value.body["error"]["type"] == "request_too_large"
+
+
+def test_paths_are_sought_in_an_error_at_a_cost_that_is_linear() -> None:
+    """A model's name of 8 KB stopped the event loop for 11 s; these would for months."""
+    for long in ("/a" * 500_000, " " * 500_000 + 'File "'):
+        said = f'No `{long}`: /a/b-c/d.py/e\n  File "/a.py", line 3, in f\n  x = y\nin /tmp/a/b'
+        assert sanitize_message(said) == f"No `{long}`: <path>/e\nin <path>"
