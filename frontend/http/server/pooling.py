@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from functools import partial
+from importlib import import_module
 from itertools import chain
 from operator import mul
 from typing import Any, Final, TypeAlias
@@ -450,6 +451,11 @@ async def _render(processor: Vllms, run: Run, asked: Rendered, turn: asyncio.Loc
         "prompt_extras": asked["prompt_extras"],
         "skip_mm_cache": asked["skip_mm_cache"],
     }
+    if (slot := asked.get("late_chunking")) is not None:
+        chunking: Vllms = import_module("vllm.entrypoints.pooling.token_embed.late_chunking")
+        text, options["tok_params"] = chunking.prepare_late_chunking_input(
+            processor.vllm_config, asked
+        )
     if "conversations" in asked:
         _, (prompt,) = await renderer.render_chat_async(
             [asked["conversations"]], asked["chat_params"], **options
@@ -461,6 +467,13 @@ async def _render(processor: Vllms, run: Run, asked: Rendered, turn: asyncio.Loc
             rendered: Rendered = await run(partial(_HalfRendering(processor).render, asked))
         prompt = await renderer.process_for_engine_async(*rendered["prompts"])
         return {**rendered, "prompts": prompt}
+    if slot is not None:  # the answer says which characters each chunk has
+        slot.metadata = chunking.build_late_chunking_metadata(
+            text,
+            len(prompt["prompt_token_ids"]),
+            prompt.pop("prompt_token_offsets", None),
+            asked["params"].late_chunking_params.chunk_size,
+        )
     return {
         "prompts": prompt,
         "params": asked["params"],

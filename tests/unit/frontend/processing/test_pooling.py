@@ -687,6 +687,28 @@ async def test_vectors_of_tokens_are_not_multiplied_without_end(
         assert len(pooling.asked) == 2
 
 
+@pytest.mark.skipif(since_033(False, True), reason="vLLM has late chunking since 0.33")
+async def test_chunks_of_a_text_have_their_places(card: WorkerCard) -> None:
+    """An assertion of vLLM's failed, so each such request was a 500."""
+    async with pooling_frontend(card, tasks=["token_embed"]) as pooling:
+
+        async def chunks(submit: Submit, _: Items) -> AsyncGenerator[PoolingRequestOutput]:
+            made, tokens = pooled(1, 2), submit.prompt_token_ids or []
+            made.outputs.data = torch.ones((-(-len(tokens) // 2), 3))
+            made.prompt_token_ids = tokens
+            yield made
+
+        for engine in pooling.lab.engines.values():
+            engine.script = chunks
+        answer = await pooling.embed("hello world", late_chunking_params={"chunk_size": 2})
+        (item,) = answer.json()["data"]
+        assert len(item["late_chunking"]["chunks"]) == len(item["embedding"]) > 0
+        refused = await pooling.post(
+            "/v1/embeddings", input=[1, 2], late_chunking_params={"chunk_size": 2}
+        )
+        assert (refused.status_code, "plain-text" in refused.text) == (400, True)
+
+
 async def test_outputs_that_never_fit_are_refused(card: WorkerCard) -> None:
     settings = HttpSettings(pooling_memory_mb=20 / 2**20)  # one answer here has 16 bytes
     async with pooling_frontend(card, settings) as pooling:
