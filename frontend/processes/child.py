@@ -23,7 +23,6 @@ MEMBER: Final = "MMROUTER_MEMBER"
 """Environment variable of a child: pid of its parent, its number, the number of children, and the
 descriptor of their connection."""
 
-
 START_S: Final = 300.0
 """Time-out until a process listens to its parent: a cold disk loads vLLM's imports in minutes."""
 

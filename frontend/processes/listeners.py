@@ -20,9 +20,7 @@ BACKLOG: Final = 2048
 
 
 def listen(host: str | None, port: int, uds: str | None) -> list[socket.socket]:
-    """Listen on a Unix socket, or a host's port (all addresses without a
-    host). Raises ListenError.
-    """
+    """Listen on a Unix socket, or a host's port (all addresses without it). Raises ListenError."""
     place = uds if uds is not None else f"{host or '*'}:{port}"
     with contextlib.ExitStack() as opened:
         try:

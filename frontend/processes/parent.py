@@ -272,11 +272,7 @@ def run_processes(argv: Sequence[str]) -> int | None:
     configure_logging(process.log_setup("frontend"))
 
     command = [*python_command("frontend"), *argv]
-
-    async def run() -> int:
-        return await Parent(command, count, process.drain_timeout_s).run()
-
-    return asyncio.run(run())
+    return asyncio.run(Parent(command, count, process.drain_timeout_s).run())
 
 
 def _own_answer(topic: str) -> bytes | None:

@@ -57,9 +57,7 @@ class Fleet:
         trust_remote_code: bool = False,
         refusals: Refusals | None = None,
     ) -> None:
-        """Start without workers. Without a key, workers must be on this
-        host and have none either.
-        """
+        """Start without workers. Without a key, workers must be here and have none either."""
         self.router = router
         self.contract = Contract(vllm_version, key, trust_remote_code=trust_remote_code)
         self.members = Members()

@@ -53,9 +53,7 @@ class Fleets:
         *,
         most: int | None,
     ) -> None:
-        """Make fleets for at most ``most`` models that fit ``terms``; None
-        for single-model mode.
-        """
+        """Make fleets for at most ``most`` models that fit ``terms``; None for a single model."""
         self.refusals = Refusals()
         self.departures = Departures()
         self._make = make
@@ -296,10 +294,7 @@ def _check_apart(ours: WorkerCard, theirs: WorkerCard) -> None:
 
 
 async def follow(watcher: CardWatcher, apply: Callable[[CardChange], None]) -> None:
-    """Follow discovery until cancelled. Raises DiscoveryError if
-    unreadable or untrusted at first.
-    """
-
+    """Follow discovery until cancelled. Raises DiscoveryError if it is unreadable at first."""
     turns = Turns()
 
     async def following() -> None:
