@@ -206,9 +206,18 @@ async def test_equal_ones_are_tried_once(trials: StructureTrials) -> None:
     ids=["API keys", "hosts without keys", "networks"],
 )
 async def test_a_client_with_many_slow_ones_keeps_no_other_waiting(
-    trials: StructureTrials, many: tuple[str, str], one: tuple[str, str]
+    trials: StructureTrials,
+    many: tuple[str, str],
+    one: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    done = []
+    done, others_turn, ask = [], asyncio.Event(), trials._slow_work.ask
+
+    async def ask_later(structure: Structure) -> bytes:
+        await others_turn.wait()
+        return await ask(structure)
+
+    monkeypatch.setattr(trials._slow_work, "ask", ask_later)
 
     async def of(client: tuple[str, str], name: str, grammar: str) -> None:
         context = begin()
@@ -219,6 +228,8 @@ async def test_a_client_with_many_slow_ones_keeps_no_other_waiting(
             done.append(f"{name} refused")
         else:
             done.append(name)
+        if name == "quick":
+            others_turn.set()
 
     trials._outcomes.clear()
     first = [of(many, f"slow {n}", SLOW.format(n)) for n in range(2)]
