@@ -46,12 +46,9 @@ _LINEAR: Final = {
 """Patterns that vLLM searches its errors for on the event loop, which quote clients, and equal ones
 whose cost is linear. A model's name of 8 KB of ``/a`` took 11 s: the cube of its length."""
 
-
-def _substitute(pattern: str, replacement: str, text: str) -> str:
-    return str(_regex.sub(_LINEAR.get(pattern, pattern), replacement, text))
-
-
-vars(utils)["re"] = SimpleNamespace(sub=_substitute)
+vars(utils)["re"] = SimpleNamespace(
+    sub=lambda pattern, *rest: _regex.sub(_LINEAR.get(pattern, pattern), *rest)
+)
 
 
 async def shape_errors(arrival: Arrival) -> None:

@@ -22,7 +22,6 @@ MEGAPIXEL: Final = 1_000_000
 SECONDS_PER_MEGAPIXEL: Final = 0.25
 """Extra time for a decoder or processor beyond its limit: several times its need."""
 
-
 COPIES_WAIT_S: Final = 30.0
 """Time-out of a thread's wait for its share of copies: large pictures take seconds each."""
 

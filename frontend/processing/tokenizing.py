@@ -42,9 +42,9 @@ MIN_LIMIT: Final = 256 << 10
 """Maximum characters of a text that is only counted; more for a larger context. The answer has each
 of its tokens, and a million of them block the event loop."""
 
-FAR_WEIGHT: Final = 2
-"""Further characters that one beyond U+FFFF counts as: 250,000 notes (U+1D160) are three million
-tokens, which took 351 MB."""
+FAR_WEIGHT: Final = 4
+"""Characters that one beyond U+FFFF counts as: 250,000 notes (U+1D160) are three million tokens,
+which took 351 MB."""
 
 
 class _Turns:
@@ -154,12 +154,13 @@ class Tokenizing:
 
     def check_length(self, *texts: str) -> None:
         """Raise VLLMError if texts are too long to be tokenized as a whole."""
-        # A character beyond U+FFFF has two.
-        units = sum(len(text.encode("utf-16-le", "surrogatepass")) // 2 for text in texts)
-        if (length := units + FAR_WEIGHT * (units - sum(map(len, texts)))) > self._limit:
+        length = sum(map(len, texts))
+        if length <= self._limit:  # or megabytes would be searched for nothing
+            length += (FAR_WEIGHT - 1) * sum(map(_count_far, texts))
+        if length > self._limit:
             error = RequestRejectedError(
                 f"the text has {length} characters, more than {self._limit} (one beyond U+FFFF "
-                f"counts as {FAR_WEIGHT + 2}; the maximum context length is {self._context} "
+                f"counts as {FAR_WEIGHT}; the maximum context length is {self._context} "
                 "tokens): send parts of it"
             )
             raise as_vllm_error(error) from error
@@ -232,6 +233,10 @@ class TextCut:
             part = part[spans[-most][0] :] if end else part[: spans[most - 1][1]]
         self.tokens += min(most, count)
         return part, min(most, count)
+
+
+def _count_far(text: str) -> int:
+    return 0 if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2 - len(text)
 
 
 def texts_in(value: object) -> Iterator[str]:

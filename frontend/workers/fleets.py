@@ -294,7 +294,7 @@ def _check_apart(ours: WorkerCard, theirs: WorkerCard) -> None:
 
 
 async def follow(watcher: CardWatcher, apply: Callable[[CardChange], None]) -> None:
-    """Follow discovery until cancelled. Raises DiscoveryError if it is unreadable at first."""
+    """Follow cards until cancelled. Raises DiscoveryError if unreadable or untrusted at first."""
     turns = Turns()
 
     async def following() -> None:

@@ -204,8 +204,7 @@ async def _decide(
     else:
         for text in await tokenizing.aside(partial(_prompts, alone, questions, state, media or {})):
             await tokenizing.aside(partial(once, text))
-    read = type(strategy).read
-    return await read(alone, questions, instructions, state, media=media, **options)
+    return await type(strategy).read(alone, questions, instructions, state, media=media, **options)
 
 
 def _options(question: Vllms) -> list[list[str | None]]:

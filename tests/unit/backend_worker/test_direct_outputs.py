@@ -155,7 +155,10 @@ async def test_an_output_that_cannot_be_read_ends_one_request_alone() -> None:
     collectors = {}
     for name in ("odd", "other"):
         collectors[name] = RequestOutputCollector(RequestOutputKind.DELTA, name)
-        outputs.add_request(a_request(name, params), None, queue=collectors[name])
+        request = EngineCoreRequest(
+            name, [1], None, params, None, 0.0, None, None, None, external_req_id=name
+        )
+        outputs.add_request(request, None, queue=collectors[name])
     token = LogprobsTensors(torch.tensor([[7]]), torch.zeros(1, 1), torch.zeros(1, dtype=torch.int))
     known: Any = token.tolists()
     odd: Any = "no log probabilities"
@@ -167,22 +170,6 @@ async def test_an_output_that_cannot_be_read_ends_one_request_alone() -> None:
         await collectors["odd"].get()
     said = await collectors["other"].get()
     assert isinstance(said, RequestOutput) and said.outputs[0].token_ids == [7, 7]
-
-
-def a_request(name: str, params: SamplingParams) -> EngineCoreRequest:
-    request = EngineCoreRequest(
-        request_id=name,
-        prompt_token_ids=[1],
-        mm_features=None,
-        sampling_params=params,
-        pooling_params=None,
-        arrival_time=0.0,
-        lora_request=None,
-        cache_salt=None,
-        data_parallel_rank=None,
-    )
-    request.external_req_id = name
-    return request
 
 
 async def test_a_request_is_free_as_soon_as_it_ends() -> None:
