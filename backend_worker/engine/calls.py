@@ -93,7 +93,6 @@ def ask(
         trace_headers=headers,
         priority=submit.priority,
         data_parallel_rank=rank,
-        session_id=submit.session_id,
         reasoning_ended=submit.reasoning_ended,
         reasoning_parser_kwargs=submit.reasoning_parser_kwargs,
     )

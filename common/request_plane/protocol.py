@@ -200,7 +200,6 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     lora_request: LoRARequest | None = None
     priority: int = 0
     rank: int | None = None
-    session_id: str | None = None
     trace_headers: TraceHeaders | None = None
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: dict[str, Any] | None = None  # opaque to us: vLLM's own

@@ -87,6 +87,8 @@ class RoutedEngineClient(EngineClient):
         Args:
             request_id: the client's, who may choose one that exists: it names only outputs, log
                 lines and decisions.
+            session_id: dropped: an engine repeats its up to 64 KB in each KV event, and keeps
+                10,000 steps of these.
 
         Raises:
             VLLMValidationError: the request is wrong; 400.
@@ -106,7 +108,6 @@ class RoutedEngineClient(EngineClient):
             trace_headers=trace_headers,
             priority=priority,
             rank=data_parallel_rank,
-            session_id=session_id,
             reasoning_ended=reasoning_ended,
             reasoning_parser_kwargs=reasoning_parser_kwargs,
             deadlines=deadlines,

@@ -141,7 +141,6 @@ class GenerateRequest:
     trace_headers: Mapping[str, str] | None = None
     priority: int = 0
     rank: int | None = None
-    session_id: str | None = None
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: dict[str, Any] | None = None
     pooling_params: PoolingParams | None = None
@@ -242,7 +241,6 @@ class RequestRunner:
                 lora_request=request.lora_request,
                 priority=request.priority,
                 rank=request.rank,
-                session_id=request.session_id,
                 reasoning_ended=request.reasoning_ended,
                 reasoning_parser_kwargs=request.reasoning_parser_kwargs,
                 pooling_params=request.pooling_params,

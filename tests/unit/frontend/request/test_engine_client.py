@@ -96,6 +96,27 @@ SOUND: Final = {
 }
 
 
+async def test_the_name_of_a_session_reaches_no_engine() -> None:
+    asked: list[object] = []
+
+    async def run(request: object, computed: Callable[[], None]) -> AsyncGenerator[object]:
+        asked.append(request)
+        yield computed
+
+    client = RoutedEngineClient(
+        cast(Preprocessor, MagicMock()),
+        cast(Fleet, None),
+        cast(Router, SimpleNamespace(load=SimpleNamespace(slots=lambda: SLOTS))),
+        cast(RequestRunner, SimpleNamespace(deadlines=lambda: Deadlines(FaultSettings()), run=run)),
+        1024,
+    )
+    prompt = cast(EngineInput, {"type": "token", "prompt_token_ids": [1]})
+    begin()
+    async for _ in client.generate(prompt, SamplingParams(), "id", session_id="of a client"):
+        pass
+    assert asked and "of a client" not in repr(asked)
+
+
 @pytest.mark.parametrize(
     ("prompt", "choices", "begun"), [(PICTURES, 1, 4), (PICTURES, 4, 1), (SOUND, 4, 5)]
 )
