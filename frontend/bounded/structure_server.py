@@ -49,8 +49,8 @@ def compile_by_xgrammar(
     if falls_back and not _is_read_cheaply(compact, order):
         return b""
     compiler = xgrammar.GrammarCompiler(info, max_threads=THREADS, cache_enabled=False)
+    reading = _Reading()
     try:
-        reading = _Reading()
         grammar = _read(order)
         if not reading.is_cheap() or longest_run(str(grammar)) > MAX_RUN:
             return b""
@@ -59,7 +59,7 @@ def compile_by_xgrammar(
             return b""
         return COMPILES + b"%.6f" % slowest
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
-        if "bad_alloc" in str(error):
+        if "bad_alloc" in str(error) or not reading.is_cheap():
             return b""
         return REFUSED
 
@@ -92,7 +92,7 @@ def compile_by_outlines(vocabulary: Any, order: Structure) -> bytes:
     except (RecursionError, OverflowError):
         return b""  # vLLM would answer 500
     except (VLLMValidationError, RuntimeError, ValueError, TypeError, KeyError):
-        return REFUSED
+        return REFUSED if reading.is_cheap() else b""
     return COMPILES + b"0"
 
 
@@ -119,6 +119,7 @@ def _is_read_cheaply(compact: bool, order: Structure) -> bool:
     if order.kind == "structural_tag":
         return True  # guidance does not look into the schemas that vLLM gives it in tags
     reading = _Reading()
+    wrong: object
     try:
         if order.kind == "json":
             defaults: Any = {"whitespace_flexible": not compact}
@@ -128,15 +129,13 @@ def _is_read_cheaply(compact: bool, order: Structure) -> bool:
                 "regex" if order.kind == "regex" else "grammar", order.text
             )
         wrong = llguidance.LLMatcher.validate_grammar(grammar, None)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return True
-    if wrong:
-        return True
-    if not reading.is_cheap():
-        return False
-    # Guidance itself bounds the next allowed tokens, for any vocabulary.
-    llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar)
-    return True
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        wrong = error
+    is_cheap = reading.is_cheap()  # vLLM reads it again, if only to say what is wrong
+    if is_cheap and not wrong:
+        # Guidance itself bounds the next allowed tokens, for any vocabulary.
+        llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar)
+    return is_cheap
 
 
 def _slowest_mask(compiled: xgrammar.CompiledGrammar) -> float:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import pytest
 import pytest_asyncio
+import xgrammar
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.inputs import tokens_input
 from vllm.parser import abstract_parser
@@ -16,8 +17,9 @@ from vllm.v1.structured_output import backend_xgrammar
 
 from common.errors import OverloadedError, RequestRejectedError
 from common.request_plane.card import WorkerCard
+from frontend.bounded import structure_server
 from frontend.bounded.forks import Bounds
-from frontend.bounded.orders import Structure
+from frontend.bounded.orders import COMPILES, REFUSED, Structure
 from frontend.bounded.work import BoundedWork
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.policy import FetchPolicy
@@ -289,6 +291,21 @@ async def test_a_tag_that_xgrammar_does_not_take_is_refused(
 ) -> None:
     with pytest.raises(RequestRejectedError, match="structural_tag: auto does not take it"):
         await trials.check(asked(structural_tag=tag))
+
+
+@pytest.mark.parametrize(
+    "order", [Structure("lark", "no grammar"), Structure("regex", "("), Structure("json", "[")]
+)
+def test_a_wrong_structure_whose_reading_takes_long_costs_too_much(
+    order: Structure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = xgrammar.TokenizerInfo(["a", "b"])
+    assert structure_server.compile_by_guidance(False, order).startswith(COMPILES)
+    assert structure_server.compile_by_xgrammar(info, False, True, order) == REFUSED
+    monkeypatch.setattr(structure_server, "READ_S", 0.0)
+    assert structure_server.compile_by_guidance(False, order) == b""
+    for falls_back in (False, True):
+        assert structure_server.compile_by_xgrammar(info, False, falls_back, order) == b""
 
 
 @pytest.mark.parametrize("kind", ["structured_outputs", "response_format"])
