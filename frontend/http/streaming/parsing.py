@@ -61,6 +61,11 @@ LONG_SPACE: Final = re.compile(r"\s{64}")
 """White space that makes an answer as long: of ``\\s*(.*?)\\s*``, which parsers search for, the
 time grows with its cube. 2,000 spaces took 3.4 s in which no other thread ran, 4,000 took 28 s."""
 
+LONG_PROMPT: Final = 2048
+"""Tokens of a prompt from which a parser that reads its text, to see whether it leaves reasoning
+open, does so in a process of its own. 8,000 times ``to=`` took muse_glimmer's 1.5 s of the event
+loop, 65,000 would take a minute."""
+
 SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 BOUNDS: Final = Bounds(cpu_s=2, memory_bytes=256 << 20, alarm_s=20)
@@ -103,6 +108,10 @@ class RequestParsing:
         self.seconds = 0.0
 
 
+class _ReadPrompts(list[tuple[Sequence[int], bool]]):
+    """Long prompts of a request, and whether each ends its reasoning."""
+
+
 class _Timed(Parser):
     """A parser that measures itself, and ends a stream that takes too long."""
 
@@ -137,11 +146,34 @@ class _Timed(Parser):
             if (spent := current_context().find(RequestParsing)) is not None:
                 spent.seconds += took
 
+    def is_reasoning_end(self, input_ids: list[int]) -> bool:
+        """Raise VLLMError if reading the prompt takes too long."""
+        ends = super().is_reasoning_end
+        if not _takes_long(type(self), input_ids):
+            return ends(input_ids)
+        if (known := current_context().find(_ReadPrompts)) is None:
+            current_context().put(known := _ReadPrompts())
+        for prompt, ended in known:
+            if prompt == input_ids:
+                return ended
+        said = forked(None, lambda _: pickle.dumps(ends(input_ids)), BOUNDS)
+        if not said:
+            raise _too_long()
+        known.append((input_ids, pickle.loads(said)))
+        return known[-1][1]
+
     def parse(self, model_output: str, *args: Any, **options: Any) -> Any:
         """Raise VLLMError if it takes too long, or is nested too deeply."""
         made = _parsed(model_output, partial(super().parse, model_output, *args, **options))
         _escape_surrogates(made[2] or ())
         return made
+
+
+def _takes_long(kind: type[Parser], prompt: Sequence[int]) -> bool:
+    """Return whether a parser reads the text of a long prompt; most look for tokens alone."""
+    reads = getattr(kind.reasoning_parser_cls, "is_reasoning_end", None)
+    names = getattr(getattr(reads, "__code__", None), "co_names", ())
+    return len(prompt) >= LONG_PROMPT and not {"decode", "_decode"}.isdisjoint(names)
 
 
 def _parsed(model_output: str, make: Callable[[], T]) -> T:
@@ -178,8 +210,8 @@ def _escaped(text: str) -> str:
 def _too_long() -> Exception:
     return as_vllm_error(
         RequestRejectedError(
-            "this answer takes too long to be parsed for tool calls and reasoning, or can't be: "
-            "ask for a shorter one, or without tools"
+            "this answer or its prompt takes too long to be parsed for tool calls and reasoning, "
+            "or can't be: ask for a shorter one, or without tools"
         )
     )
 
@@ -232,6 +264,9 @@ async def _paced(
     slow = False
     async for output in outputs:
         answer = answer_of(output)
+        if answer is not None and not slow:
+            prompt = answer.prompt_token_ids or ()
+            slow = any(_takes_long(type(each), prompt) for each in parsing.parsers)
         if answer is not None and (slow or _is_long(answer)):
             await _in_turn(partial(_parse_ahead, parsing.parsers, request, answer))
         yield output
@@ -294,10 +329,27 @@ async def these(*outputs: T) -> AsyncGenerator[T]:
         yield output
 
 
+async def read_prompt(serving: Any, request: Any, prompt: Any) -> None:
+    """Have a parser read a long prompt aside, before vLLM asks it on the event loop."""
+    tokens = serving._extract_prompt_components(prompt).token_ids or []
+    if serving.parser_cls is not None and _takes_long(serving.parser_cls, tokens):
+        options = serving._effective_chat_template_kwargs(request)
+        parser = OpenAIServingChat._make_parser(
+            serving, request, serving.renderer.tokenizer, options
+        )
+        await _in_turn(partial(parser.is_reasoning_end, tokens))
+
+
 class ParsesAside(OpenAIServingChat):
     """vLLM's chats, whose parsers do not block the event loop."""
 
     parser_cls: type[Parser] | None = None
+
+    async def render_chat_request(self, request: Any) -> Any:
+        rendered = await super().render_chat_request(request)
+        if isinstance(rendered, tuple):
+            await read_prompt(self, request, rendered[1][0])
+        return rendered
 
     async def chat_completion_full_generator(
         self, request: Any, result_generator: Any, *args: Any, **options: Any

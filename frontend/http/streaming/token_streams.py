@@ -47,7 +47,7 @@ from common.errors import RequestRejectedError
 from frontend.asgi import as_vllm_error
 from frontend.gate import MAX_BEAM_CANDIDATES
 from frontend.http.streaming.merging import merge
-from frontend.http.streaming.parsing import ParsesAside, aside, these, timed
+from frontend.http.streaming.parsing import ParsesAside, aside, read_prompt, these, timed
 from frontend.http.streaming.whole_answers import (
     begin_whole_answer,
     columns,
@@ -203,6 +203,13 @@ class _Chats(OpenAIServingChat):
 
 
 class Batches(_Streaming, _Chats, OpenAIServingChatBatch):
+    async def render_batch_chat_request(self, request: Any) -> Any:
+        rendered = await super().render_batch_chat_request(request)
+        if isinstance(rendered, tuple):
+            for single, _, prompt in zip(*rendered, strict=True):
+                await read_prompt(self, single, prompt)
+        return rendered
+
     async def chat_completion_full_generator_batch(
         self, request: Any, generators: list[Any], *args: Any, **options: Any
     ) -> Any:

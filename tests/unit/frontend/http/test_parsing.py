@@ -27,6 +27,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.parser import ParserManager
 from vllm.parser.abstract_parser import Parser
+from vllm.reasoning.muse_glimmer_reasoning_parser import MuseGlimmerReasoningParser
 from vllm.renderers.online_derenderer import OnlineDerenderer
 
 from frontend import request_context
@@ -38,6 +39,7 @@ from frontend.http.streaming.parsing import (
     FEW,
     FORKED_TOKENS,
     LONG_OUTPUT_TEXT,
+    LONG_PROMPT,
     LONG_S,
     LONG_TEXT,
     SLOW_S,
@@ -248,6 +250,71 @@ async def test_what_a_parser_of_a_stream_never_ends_with_is_refused(
     outputs = these(output("x" * (LONG_OUTPUT_TEXT + 1)))
     with pytest.raises(VLLMValidationError, match="takes too long to be parsed"):
         await anext(paced(None, outputs, lambda each: each, timed(Endless)()))
+
+
+class Muse(MuseGlimmerReasoningParser):
+    """Has a token for each character."""
+
+    def __init__(self) -> None:
+        self.model_tokenizer = SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)))
+
+
+class ReadsPrompts(Parser):
+    """A parser with one that reads a prompt's text."""
+
+    reasoning_parser_cls = Muse
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Needs no tokenizer."""
+
+    def is_reasoning_end(self, input_ids: list[int]) -> bool:
+        return Muse().is_reasoning_end(input_ids)
+
+
+ENDED = list(map(ord, "to=f<|message|><atem:function_calls>" + " " * LONG_PROMPT))
+
+
+@pytest.mark.parametrize("kind", [Chats, Messages, Batches])
+async def test_a_parser_reads_a_long_prompt_once_and_not_on_the_loop(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forked, threads = parsing.forked, list[int]()
+
+    def noting(*args: Any) -> bytes:
+        threads.append(threading.get_ident())
+        return forked(*args)
+
+    async def rendered(self: object, request: Any) -> Any:
+        return ([request], [None], [ENDED]) if kind is Batches else ([None], [ENDED])
+
+    of, name = OpenAIServingChat, "render_chat_request"
+    if kind is Batches:
+        of, name = OpenAIServingChatBatch, "render_batch_chat_request"
+    monkeypatch.setattr(of, name, rendered)
+    monkeypatch.setattr(parsing, "forked", noting)
+    request_context.begin()
+    parser: Any = timed(ReadsPrompts)
+    chat = serving(
+        kind,
+        parser_cls=parser,
+        model_config=None,
+        renderer=SimpleNamespace(tokenizer=None),
+        _effective_chat_template_kwargs=lambda _: {},
+        _extract_prompt_components=lambda prompt: SimpleNamespace(token_ids=prompt),
+    )
+    await getattr(chat, name)(SimpleNamespace(tools=None))
+    assert parser().is_reasoning_end([*ENDED])
+    (thread,) = threads
+    assert thread != threading.get_ident()
+
+
+async def test_a_prompt_that_is_read_for_ever_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """192 KB of it took a parser 54 s of the event loop, for any client."""
+    monkeypatch.setattr(parsing, "BOUNDS", Bounds(1, 1 << 30, 60))
+    request_context.begin()
+    parser: Any = timed(ReadsPrompts)()
+    with pytest.raises(VLLMValidationError, match="takes too long to be parsed"):
+        parser.is_reasoning_end(list(map(ord, "to=" * 40_000)))
 
 
 def parse(parser: Any, outputs: int) -> None:
