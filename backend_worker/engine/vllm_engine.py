@@ -18,7 +18,7 @@ from vllm.exceptions import (
     VLLMClientError,
 )
 from vllm.inputs import EngineInput, embeds_input, tokens_input
-from vllm.multimodal.cache import MultiModalProcessorOnlyCache
+from vllm.multimodal.cache import BaseMultiModalProcessorCache, MultiModalProcessorOnlyCache
 from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
@@ -393,6 +393,20 @@ class Engine:
         missing = [p.mm_hash for p in parts if p.mm_hash not in items and not self.holds(p.mm_hash)]
         if missing:
             raise MediaMissingError(missing, "not_held")
+        if self._cache is None:
+            return [items[part.mm_hash] for part in parts]
+        # As vLLM does in both of its processes. Otherwise a part evicts the next one of its own
+        # prompt, and so on, once the cache is full and the first one was evicted.
+        for part in parts:
+            self._cache.touch_sender_cache_item(part.mm_hash)
+        try:
+            return self._put(self._cache, parts, items)
+        finally:
+            self._cache.release_sender_touches()
+
+    def _put(
+        self, cache: BaseMultiModalProcessorCache, parts: list[MediaPart], items: Items
+    ) -> list[MultiModalKwargsItem | None]:
         sent: list[MultiModalKwargsItem | None] = []
         for part in parts:
             item = items.get(part.mm_hash)
@@ -402,14 +416,13 @@ class Engine:
                     {part.modality: [part.mm_hash]}, {part.modality: slot}
                 )
                 sent.append(slot[0])
-            elif self._cache is not None and self.holds(part.mm_hash):
-                sent.append(self._cache.get_and_update_item(None, part.mm_hash)[0])
+            elif self.holds(part.mm_hash):
+                sent.append(cache.get_and_update_item(None, part.mm_hash)[0])
             else:
-                # Injecting an earlier part of this very prompt evicted this one. The engine won't
-                # see the injected items: forget them here as well.
+                # The prompt is larger than the cache, and an earlier part evicted this one. The
+                # engine won't see the injected items: forget them here as well.
                 for earlier in parts[: len(sent)]:
-                    if self._cache is not None:
-                        self._cache.invalidate(earlier.mm_hash)
+                    cache.invalidate(earlier.mm_hash)
                 raise MediaMissingError([part.mm_hash], "evicted")
         return sent
 

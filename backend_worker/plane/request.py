@@ -287,7 +287,7 @@ class WorkerRequest:
         if (adapter := self._engine.adapters.named(self._submit.lora_request)) is not None:
             await asyncio.to_thread(check_files, adapter)
         received, shipments = self._received, self._submit.shipments
-        for _ in range(MAX_NACKS):
+        for attempt in range(MAX_NACKS):
             try:
                 with stage("receive"):
                     await self._media_receiver.receive(shipments, media, received)
@@ -299,8 +299,11 @@ class WorkerRequest:
                         yield output
                 return
             except MediaMissingError as error:
-                # Items still in hand are given to the engine again.
-                missing = [mm_hash for mm_hash in error.missing if mm_hash not in received.items]
+                # Items still in hand are given to the engine again. From the second time on all
+                # others are wanted: what a full cache holds now it may have evicted by then.
+                parts = self._submit.media
+                wanted = [part.mm_hash for part in parts] if attempt else error.missing
+                missing = [each for each in dict.fromkeys(wanted) if each not in received.items]
                 logger.info("request %s: %s", self._id, error)
                 shipments, media = (
                     await self._ask_for(missing, error.reason) if missing else ([], ())

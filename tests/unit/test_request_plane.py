@@ -107,6 +107,30 @@ async def test_what_it_lacks_it_asks_for_and_gets(plane: Plane) -> None:
         assert plane.leases() == 0
 
 
+async def test_what_is_evicted_meanwhile_is_asked_for_all_at_once(plane: Plane) -> None:
+    """Also what is still held: a worker whose cache is full may evict it before it has the rest."""
+    animals = [media(name, 7) for name in ("cat", "dog", "bird", "cow", "hen", "fox")]
+    names = [animal.part.mm_hash for animal in animals]
+
+    async def evicting(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+        if missing := [name for name in names if name not in items]:
+            raise MediaMissingError(missing[:1], "evicted")
+        yield output("fine", finished=True)
+
+    plane.engine.script = evicting
+    plane.engine.held.update(names)
+    asked = []
+    async with asyncio.timeout(60):
+        async for answer in plane.dispatch(*animals, handles=[]):
+            if isinstance(answer, Nack):
+                asked.append(answer.missing)
+                lacking = [each for each in animals if each.part.mm_hash in answer.missing]
+                await plane.link.supply(answer.request_id, await plane.send(*lacking))
+    assert asked == [names[:1], names[1:]]
+    if plane.arena is not None:
+        assert plane.leases() == 0
+
+
 async def test_closing_the_answers_aborts_and_returns_the_handles(plane: Plane) -> None:
     plane.engine.script = never
     cat = media("cat", 7)

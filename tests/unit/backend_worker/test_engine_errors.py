@@ -56,6 +56,10 @@ class Renderer:
     def is_cached_item(self, mm_hash: str) -> bool:
         return mm_hash in self.held
 
+    def touch_sender_cache_item(self, mm_hash: str) -> None: ...
+
+    def release_sender_touches(self) -> None: ...
+
     def get_and_update_item(self, item: object, mm_hash: str) -> tuple[None, list[object]]:
         return None, []
 
