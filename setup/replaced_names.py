@@ -121,11 +121,16 @@ PROCESS: Final = (
         },
     ),
     Mechanism(
-        "Each answer has its own log probabilities, also beside one that names tokens. No seed, "
-        "no prompt of one token, no small picture and no two sounds end an engine.",
+        "Each answer has its own log probabilities, also beside one that names tokens, and its own "
+        "adapter or none. No seed, no prompt of one token, no small picture and no two sounds end "
+        "an engine.",
         "vLLM's model runner constructs its sampler and its batch, and takes none. Layers call "
         "kernels of a module, and media are put together by functions of one.",
         {
+            "backend_worker/engine/vllm_faults/cpu_adapters.py": (
+                "vars(lora_ops)[_name]",
+                "vars(punica_cpu)[_name]",
+            ),
             "backend_worker/engine/vllm_faults/cpu_strides.py": (
                 "vars(_custom_ops)['causal_conv1d_fwd_cpu']",
                 "vars(_custom_ops)['onednn_mm']",

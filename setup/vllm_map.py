@@ -141,6 +141,10 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         ),
     },
     "log probabilities, and what ends engines": {
+        "backend_worker/engine/vllm_faults/cpu_adapters.py": (
+            "vllm.lora.ops.torch_ops.lora_ops",
+            "vllm.lora.punica_wrapper.punica_cpu",
+        ),
         "backend_worker/engine/vllm_faults/cpu_strides.py": ("vllm._custom_ops",),
         "backend_worker/engine/vllm_faults/cpu_seeds.py": ("vllm.v1.worker.gpu_input_batch",),
         "backend_worker/engine/vllm_faults/token_logprobs.py": (

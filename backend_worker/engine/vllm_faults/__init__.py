@@ -4,6 +4,7 @@ Each module replaces what it mends. An engine's process imports all, with the mo
 its configuration names.
 """
 
+import backend_worker.engine.vllm_faults.cpu_adapters
 import backend_worker.engine.vllm_faults.cpu_seeds
 import backend_worker.engine.vllm_faults.cpu_strides
 import backend_worker.engine.vllm_faults.structure_backends
