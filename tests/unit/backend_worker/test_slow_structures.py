@@ -2,13 +2,16 @@
 
 import itertools
 import pickle
+import threading
 import time
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 import xgrammar
 from vllm.v1.structured_output import backend_xgrammar
+from vllm.v1.structured_output.backend_types import StructuredOutputOptions
 
 from backend_worker.engine import slow_structures
 from backend_worker.engine.slow_structures import WatchedGrammar, WatchedStructuresConfig
@@ -59,6 +62,100 @@ def test_all_answers_of_one_request_are_counted_in_each_step(
     monkeypatch.setattr(slow_structures.time, "thread_time", lambda: next(clock))
     assert step() == ["two-4"]
     assert step() == ["two-4"]
+
+
+@pytest.mark.parametrize("at", ["mask", "token"])
+def test_a_mask_or_a_token_that_does_not_end_ends_the_request_alone(
+    monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """Nothing stops xgrammar, which goes on to write its mask."""
+    monkeypatch.setattr(slow_structures, "DEADLINE_S", -1.0)
+    monkeypatch.setattr(slow_structures, "POLL_INTERVAL_S", 0.01)
+    compiled = xgrammar.GrammarCompiler(LETTERS).compile_grammar('root ::= "a" root | "b"')
+    slow, other = (
+        WatchedGrammar(256, xgrammar.GrammarMatcher(compiled), compiled) for _ in range(2)
+    )
+    slow.plain = other.plain = True  # until it is slow
+    mask = torch.zeros(2, 8, dtype=torch.int32)
+    for idx, state in enumerate((slow, other)):
+        state.fill_bitmask(mask, idx)
+        assert state.accept_tokens(f"r{idx}", [A])
+    go_on, ended = threading.Event(), threading.Event()
+    matcher = slow.matcher
+
+    def fill(own: torch.Tensor, _: int) -> None:
+        go_on.wait()
+        own.zero_()
+        ended.set()
+
+    def accept(_: int) -> bool:
+        go_on.wait()
+        ended.set()
+        return True
+
+    slow.plain = False
+    slow.matcher = MagicMock(
+        wraps=matcher,
+        **{"fill_next_token_bitmask": fill} if at == "mask" else {"accept_token": accept},
+    )
+    if at == "mask":
+        slow.fill_bitmask(mask, 0)
+        assert (mask[0] == -1).all()
+    assert not slow.accept_tokens("r0", [A])
+    slow.rollback(1)
+    assert slow.validate_tokens([A]) == []
+    go_on.set()
+    assert ended.wait(60)
+    assert at == "token" or (mask[0] == -1).all()
+    slow.matcher.rollback.assert_not_called()
+    other.fill_bitmask(mask, 1)
+    assert other.accept_tokens("r1", [A])
+
+
+def test_what_may_be_ambiguous_has_the_masks_and_errors_of_others() -> None:
+    grammar = 'root ::= "a" root | "b"'
+    compiled = xgrammar.GrammarCompiler(LETTERS).compile_grammar(grammar)
+    masks = torch.zeros(2, 8, dtype=torch.int32)
+    states = [WatchedGrammar(256, xgrammar.GrammarMatcher(compiled), compiled) for _ in range(2)]
+    states[0].plain = True
+    for _ in range(3):
+        for idx, state in enumerate(states):
+            state.fill_bitmask(masks, idx)
+            assert state.accept_tokens(f"same{idx}", [A])
+        assert masks[0].equal(masks[1])
+    for idx, state in enumerate(states):
+        with pytest.raises(TypeError):
+            state.accept_tokens(f"same{idx}", ["a"])  # type: ignore[list-item]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # vLLM names max_rollback_tokens
+@pytest.mark.parametrize(
+    ("kind", "text", "plain"),
+    [
+        (StructuredOutputOptions.JSON, '{"type": "string"}', True),
+        (StructuredOutputOptions.JSON, '{"type": "string", "pattern": "a"}', False),
+        (StructuredOutputOptions.JSON, '{"type": "string", "p\\u0061ttern": "a"}', False),
+        (StructuredOutputOptions.REGEX, "a+", False),
+    ],
+)
+def test_json_without_patterns_needs_no_thread(
+    kind: StructuredOutputOptions, text: str, plain: bool
+) -> None:
+    backend = object.__new__(backend_xgrammar.XgrammarBackend)
+    backend.compiler = xgrammar.GrammarCompiler(LETTERS)
+    backend.disable_any_whitespace, backend.vocab_size = False, 256
+    backend.num_speculative_tokens = 0
+    assert backend.compile_grammar(kind, text, stop_token_ids={0}).plain == plain
+
+
+def test_later_masks_that_take_longer_than_the_first_ones_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Digits come first, and hide what is ambiguous from a trial."""
+    monkeypatch.setattr(slow_structures, "EARLY", 1)
+    monkeypatch.setattr(slow_structures, "LATER_SLOW_S", 0.0)
+    monkeypatch.setattr(slow_structures, "MAX_SLOW_S", 0.001)
+    assert tokens_until_it_ends('root ::= "a" root | "b"', 100_000) < 100_000
 
 
 def test_others_go_on() -> None:
