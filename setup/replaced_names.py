@@ -109,6 +109,7 @@ PROCESS: Final = (
         "its module.",
         {
             "backend_worker/engine/slow_structures.py": (
+                "backend_xgrammar.XgrammarBackend.compile_grammar",
                 "vars(backend_xgrammar)['XgrammarGrammar']",
             ),
             "backend_worker/engine/vllm_faults/structure_backends.py": (

@@ -160,6 +160,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "structures of answers": {
         "backend_worker/engine/slow_structures.py": (
             "vllm.config",
+            "vllm.v1.structured_output.backend_types",
             "vllm.v1.structured_output.backend_xgrammar",
         ),
         "backend_worker/engine/vllm_faults/structure_backends.py": ("vllm.v1.structured_output",),
