@@ -211,7 +211,11 @@ def _said(reference: str) -> str:
 
 
 def _listed(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message whose content can be read twice: Pydantic makes one-shot iterators."""
+    """Return a message whose content can be read twice: Pydantic makes one-shot iterators. Raises
+    VLLMValidationError for one in gpt-oss's form.
+    """
+    if not isinstance(message, Mapping):
+        raise VLLMValidationError("messages: with a Mistral tokenizer, none may have an author")
     content = message.get("content")
     if content is None or isinstance(content, str):
         return dict(message)

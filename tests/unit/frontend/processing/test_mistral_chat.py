@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 import requests
+from openai_harmony import Message, Role  # type: ignore[import-untyped]
 from PIL import Image
 from vllm.exceptions import VLLMError, VLLMUnprocessableEntityError, VLLMValidationError
 from vllm.renderers import BaseRenderer
@@ -297,6 +298,12 @@ async def test_the_synchronous_way_has_text_only(pixtral: Both, no_requests: lis
     assert prompt["prompt_token_ids"] == await pixtral.tokens(renderer, asked())
     with pytest.raises(VLLMValidationError, match="has no content"):
         renderer.render_messages(asked(shown("http://127.0.0.1:9/x")), ChatParams())
+
+
+async def test_a_message_in_the_form_of_gpt_oss_is_the_clients_mistake(pixtral: Both) -> None:
+    message: Any = Message.from_role_and_content(Role.USER, "hi")
+    with pytest.raises(VLLMValidationError, match="none may have an author"):
+        await pixtral.tokens(pixtral.ours.renderer, [message])
 
 
 async def test_a_picture_that_is_none_is_the_clients_mistake(pixtral: Both) -> None:
