@@ -19,6 +19,9 @@ GROWTH_MB: Final = 256.0
 SHRINKING: Final = 40
 """Requests that are sent to find a smaller one that does the same."""
 
+LONG: Final = 100
+_TEXT: Final = re.compile(r'"(?:[^"\\]|\\.)*+"')
+
 AN_ANSWER: Final = 501
 """The one 5xx that is an answer: what a fleet does not do."""
 
@@ -115,10 +118,10 @@ class Campaign:
     def send(self, request: Request) -> Outcome:
         """Send a request, again if a figure of time or memory is beyond what it may be."""
         outcome = self._once(request)
-        for _ in range(self.again):
+        for number in range(self.again):
             if outcome.wrong not in ("loop_stall_s_max", "rss_growth_mb_max"):
                 break
-            again = self._once(request)
+            again = self._once(request, str(number))
             outcome = Outcome(
                 again.status,
                 again.said,
@@ -162,14 +165,19 @@ class Campaign:
                 break
         return request, outcome
 
-    def _once(self, request: Request) -> Outcome:
+    def _once(self, request: Request, ending: str = "") -> Outcome:
+        """``ending``: of the longest text, so that nothing that is remembered answers."""
         fleet = self.fleet
+        text = self.canaries.fill(request.text)
+        longest = max(_TEXT.finditer(text), key=lambda each: len(each[0]))
+        if len(longest[0]) > LONG:
+            text = f"{text[: longest.end() - 1]}{ending}{text[longest.end() - 1 :]}"
         status, said = 0, b""
         try:
             fleet.stall_s()
             fleet.forget_peak()
             before = fleet.resident_mb()
-            status, said = self.ask(request.path, encoded(self.canaries.fill(request.text)))
+            status, said = self.ask(request.path, encoded(text))
             stall, growth = fleet.stall_s(), fleet.peak_mb() - before
         except (OSError, ValueError) as error:
             if not (dead := fleet.dead()):

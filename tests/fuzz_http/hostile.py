@@ -44,6 +44,7 @@ WORDS: Final = (
     "x", "a b ", "\\n", "\\u0000", "\\ud83d\\ude00", "<|im_start|>", "word ", "9", "(", "{", "[",
     "(a|b)*", "e\\u0301", "%25", "AAAA", "data:image/png;base64,", "<tool_call>",
     "<|vision_start|><|image_pad|><|vision_end|>", "{% for i in range(9) %}", "((((", "\\\\",
+    "\\n ", "/a", "<", "- ", "a.", "|", "`", "#", "$", "x\\n\\n", "a=", "\\ufdfa",
 )  # fmt: skip
 """What texts are filled with, as JSON has them."""
 
