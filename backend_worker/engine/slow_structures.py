@@ -51,6 +51,8 @@ IDLE_PRIORITY: Final = 19  # niceness of a thread that is left behind
 EARLY: Final = 64
 """Masks of an answer that a frontend's trial has seen the like of."""
 
+_CHOICES: Final = re.compile(r'root ::= "(?:[^"\\]|\\.)*+"(?: \| "(?:[^"\\]|\\.)*+")*+')
+
 LATER_SLOW_S: Final = 0.06
 """As :data:`SLOW_S`, for later masks that take twice as long as the early ones."""
 
@@ -151,7 +153,9 @@ class WatchedGrammar(backend_xgrammar.XgrammarGrammar):
     """xgrammar's state of one answer, which takes no token if its request has been too slow."""
 
     plain = False
-    """Whether it is of JSON without patterns, which is never ambiguous and needs no thread."""
+    """Whether it is of choices, or JSON without patterns: never ambiguous, so it needs no thread,
+    which takes 35 µs more for a token where 50 are usual.
+    """
 
     _spent: _Spent | None = None
     _masks = 0
@@ -234,9 +238,12 @@ def compile_grammar(
 ) -> backend_xgrammar.XgrammarGrammar:
     """See vLLM's."""
     made = _compile(self, request_type, grammar_spec, *rest, **options)
-    json = request_type in (StructuredOutputOptions.JSON, StructuredOutputOptions.JSON_OBJECT)
-    # Its keys may be escaped.
-    made.plain = json and "pattern" not in grammar_spec and "\\u" not in grammar_spec
+    if request_type == StructuredOutputOptions.GRAMMAR:
+        made.plain = _CHOICES.fullmatch(grammar_spec) is not None
+    else:
+        json = request_type in (StructuredOutputOptions.JSON, StructuredOutputOptions.JSON_OBJECT)
+        # Its keys may be escaped.
+        made.plain = json and "pattern" not in grammar_spec and "\\u" not in grammar_spec
     return made
 
 

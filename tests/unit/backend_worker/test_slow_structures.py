@@ -12,6 +12,7 @@ import torch
 import xgrammar
 from vllm.v1.structured_output import backend_xgrammar
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions
+from vllm.v1.structured_output.utils import choice_as_grammar
 
 from backend_worker.engine import slow_structures
 from backend_worker.engine.slow_structures import WatchedGrammar, WatchedStructuresConfig
@@ -136,9 +137,12 @@ def test_what_may_be_ambiguous_has_the_masks_and_errors_of_others() -> None:
         (StructuredOutputOptions.JSON, '{"type": "string", "pattern": "a"}', False),
         (StructuredOutputOptions.JSON, '{"type": "string", "p\\u0061ttern": "a"}', False),
         (StructuredOutputOptions.REGEX, "a+", False),
+        (StructuredOutputOptions.GRAMMAR, choice_as_grammar(["a", 'b" | c', "\\"]), True),
+        (StructuredOutputOptions.GRAMMAR, 'root ::= "a" | root "b"', False),
+        (StructuredOutputOptions.GRAMMAR, 'root ::= "a"*', False),
     ],
 )
-def test_json_without_patterns_needs_no_thread(
+def test_choices_and_json_without_patterns_need_no_thread(
     kind: StructuredOutputOptions, text: str, plain: bool
 ) -> None:
     backend = object.__new__(backend_xgrammar.XgrammarBackend)
