@@ -224,6 +224,7 @@ class Engine:
     def capacity(self) -> Capacity:
         config = self._llm.vllm_config
         return Capacity(
+            use_v2_model_runner=config.use_v2_model_runner,
             # vLLM adds up the blocks of the ranks behind an AsyncLLM.
             num_blocks=(config.cache_config.num_gpu_blocks or 0) // len(self.ranks),
             max_num_seqs=config.scheduler_config.max_num_seqs,

@@ -22,7 +22,7 @@ from common.bounded_json import JsonLimits, MalformedJsonError
 from common.errors import CardError, CardIncompatibleError
 from common.identity import Incarnation, WorkerId
 
-CARD_VERSION = 7
+CARD_VERSION = 8
 
 MAX_RANKS = 1024
 
@@ -181,8 +181,10 @@ class PrefixReuse(_Frozen):
 
 
 class Capacity(_Frozen):
-    """Capacity of one rank. May differ between workers."""
+    """Capacity of one rank, and its model runner: vLLM's second, its default on GPUs, takes
+    parameters that the first one refuses. May differ between workers."""
 
+    use_v2_model_runner: bool = False
     num_blocks: Amount
     max_num_seqs: Positive
     max_num_batched_tokens: Positive

@@ -24,6 +24,12 @@ NEEDS_MODEL_RUNNER = ("return_sampling_mask", "enable_trace_replay")
 """Settings that vLLM's configuration refuses with its older model runner."""
 
 
+class CardConfig(VllmConfig):
+    """vLLM's configuration, with the worker's model runner: vLLM asks the platform, here a CPU."""
+
+    use_v2_model_runner = False
+
+
 def build_config(card: WorkerCard, serve_args: Namespace) -> VllmConfig:
     """Build vLLM's configuration without a device, as its GPU-less renderer does.
 
@@ -50,17 +56,18 @@ def build_config(card: WorkerCard, serve_args: Namespace) -> VllmConfig:
     config.parallel_config._api_process_count = 2
     for name in NEEDS_MODEL_RUNNER:
         setattr(config.model_config, name, getattr(card.model, name))
+    config.use_v2_model_runner = card.capacity.use_v2_model_runner
     _check_equal(card, model_settings(config.model_config))
     return config
 
 
-def _make_config(card: WorkerCard, args: AsyncEngineArgs) -> VllmConfig:
+def _make_config(card: WorkerCard, args: AsyncEngineArgs) -> CardConfig:
     model_config = args.create_model_config()
     # No weights and no model runner here, so nothing to validate them against.
     model_config.quantization = None
     for name in NEEDS_MODEL_RUNNER:
         setattr(model_config, name, False)
-    return VllmConfig(
+    return CardConfig(
         model_config=model_config,
         cache_config=CacheConfig(enable_prefix_caching=card.cache.enable_prefix_caching),
         scheduler_config=SchedulerConfig.default_factory(

@@ -5,6 +5,7 @@ import json
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from vllm.config import MultiModalConfig, VllmConfig
 
 from backend_worker import args as worker_args
 from backend_worker.engine.config import engine_config, with_our_defaults
+from backend_worker.engine.vllm_engine import Engine
 from common.errors import CardIncompatibleError, ConfigurationError
 from common.request_plane.card import WorkerCard, check_compatible
 from common.vllm_compat.engine_arguments import IRRELEVANT, check_arguments
@@ -133,15 +135,21 @@ def test_a_frontend_has_the_configuration_of_its_workers(model: Path, flags: lis
         assert ours.reasoning_config.enabled == theirs.reasoning_config.enabled
 
 
+@pytest.mark.parametrize("newer", ["0", "1"])
 def test_what_only_a_newer_model_runner_can_do_follows_the_worker(
-    model: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, monkeypatch: pytest.MonkeyPatch, newer: str
 ) -> None:
-    _, card = worker(model)
+    config, card = worker(model)
     does = {"enable_trace_replay": True, "return_sampling_mask": True}
-    told = card.model_copy(update={"model": card.model.model_copy(update=does)})
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", newer)
+    engine: Any = SimpleNamespace(_llm=SimpleNamespace(vllm_config=config), ranks=[0])
+    told = card.model_copy(
+        update={"model": card.model.model_copy(update=does), "capacity": Engine.capacity(engine)}
+    )
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
-    ours = build_config(told, serve_args()).model_config
-    assert ours.enable_trace_replay and ours.return_sampling_mask
+    ours = build_config(told, serve_args())
+    assert ours.model_config.enable_trace_replay and ours.model_config.return_sampling_mask
+    assert ours.use_v2_model_runner == (newer == "1")
 
 
 def test_the_way_to_load_videos_follows_the_worker(
