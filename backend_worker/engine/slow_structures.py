@@ -107,7 +107,7 @@ class _Spent:
     step_s: float = 0.0
     slow_s: float = 0.0
 
-    def count(self, took: float, step: int, slow_s: float = SLOW_S) -> None:
+    def count(self, took: float, step: int, slow_s: float) -> None:
         if step != self.step:
             self.step, self.step_s = step, 0.0
         self.step_s += took
@@ -171,7 +171,7 @@ class WatchedGrammar(backend_xgrammar.XgrammarGrammar):
             return False
         accept = super().accept_tokens
         accepted, took, _ = self._do(lambda: accept(request_id, tokens), spent)
-        spent.count(took, step)
+        spent.count(took, step, SLOW_S)
         return bool(accepted) and not spent.too_much
 
     def fill_bitmask(self, bitmask: torch.Tensor, idx: int) -> None:

@@ -37,6 +37,7 @@ def tokens_until_it_ends(grammar: str, most: int) -> int:
 
 def test_an_answer_that_takes_ever_longer_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slow_structures, "SLOW_S", 0.001)
+    monkeypatch.setattr(slow_structures, "LATER_SLOW_S", 0.001)
     monkeypatch.setattr(slow_structures, "MAX_SLOW_S", 0.01)
     assert 10 < tokens_until_it_ends(AMBIGUOUS, 2000) < 1000
 
@@ -80,7 +81,7 @@ def test_a_mask_or_a_token_that_does_not_end_ends_the_request_alone(
     mask = torch.zeros(2, 8, dtype=torch.int32)
     for idx, state in enumerate((slow, other)):
         state.fill_bitmask(mask, idx)
-        assert state.accept_tokens(f"r{idx}", [A])
+        assert state.accept_tokens(f"{at}{idx}", [A])
     go_on, ended = threading.Event(), threading.Event()
     matcher = slow.matcher
 
@@ -102,7 +103,7 @@ def test_a_mask_or_a_token_that_does_not_end_ends_the_request_alone(
     if at == "mask":
         slow.fill_bitmask(mask, 0)
         assert (mask[0] == -1).all()
-    assert not slow.accept_tokens("r0", [A])
+    assert not slow.accept_tokens(f"{at}0", [A])
     slow.rollback(1)
     assert slow.validate_tokens([A]) == []
     go_on.set()
@@ -110,7 +111,7 @@ def test_a_mask_or_a_token_that_does_not_end_ends_the_request_alone(
     assert at == "token" or (mask[0] == -1).all()
     slow.matcher.rollback.assert_not_called()
     other.fill_bitmask(mask, 1)
-    assert other.accept_tokens("r1", [A])
+    assert other.accept_tokens(f"{at}1", [A])
 
 
 def test_what_may_be_ambiguous_has_the_masks_and_errors_of_others() -> None:
