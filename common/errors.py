@@ -154,16 +154,17 @@ class FleetBusyError(OverloadedError):
 
 
 class OutOfFilesError(FleetBusyError):
-    """This process, or its host, can open no more files or threads at the moment."""
+    """This process, or its host, can open no more files or threads, or has no memory, for now."""
 
     def __init__(self) -> None:
-        super().__init__("this frontend can open no more files or threads at the moment")
+        super().__init__("this frontend can open no more files or threads, or has no memory left")
 
     @staticmethod
     def caused(error: BaseException) -> bool:
-        """Return whether a lack of files or threads is why an error was raised."""
+        """Return whether a lack of them is why an error was raised. A MemoryError that was caught
+        and named as cause does not count: decoders raise it for media that claim to be large."""
         lacking = (errno.EMFILE, errno.ENFILE)
-        return any(
+        return isinstance(error, MemoryError) or any(
             isinstance(each, OutOfFilesError)
             or getattr(each, "errno", None) in lacking
             or str(each) == "can't start new thread"

@@ -1,6 +1,7 @@
 """ASGI's own types, the door that requests come in by, and errors in vLLM's shape."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -21,6 +22,10 @@ Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+logger = logging.getLogger(__name__)
+
+LACKING: Final = "a request got 503: %r. Raise the limit on open files, processes or memory"
 
 RETRY_AFTER_S = 1
 """Default of ``Retry-After``, in seconds."""
@@ -106,7 +111,13 @@ class Door:
         arrival = Arrival(scope, receive, send, self._app, self._root_path)
         with arrival.held:
             for step in self._steps.get(scope["type"], ()):
-                if (answer := await step(arrival)) is not None:
+                try:
+                    answer = await step(arrival)
+                except MemoryError as error:
+                    logger.warning(LACKING, error)
+                    answer = overload_answer(OutOfFilesError())
+                    answer.headers["connection"] = "close"  # the body may not be read
+                if answer is not None:
                     await arrival.pass_on(answer)
                     return
             await arrival.pass_on(arrival.app)

@@ -38,7 +38,7 @@ from common.errors import (
     causes,
 )
 from common.vllm_compat.renderer_patches import free_media_of_messages
-from frontend.asgi import App, as_vllm_error, error_answer, overload_answer
+from frontend.asgi import LACKING, App, as_vllm_error, error_answer, overload_answer
 from frontend.gate import fail_fast, take_parsed_bodies
 from frontend.http.limits import content_parts
 from frontend.http.limits.connection import HeadLimits, connections
@@ -242,8 +242,6 @@ def _handle_errors(app: FastAPI) -> None:
         VLLMError: _say_when,
         ThreadStuckError: _as_vllms,
         HTTPException: say_what_there_is,
-        OSError: _say_no_files,
-        RuntimeError: _say_no_files,
         Exception: _blame_the_request,
     }
     if app.middleware_stack is None:
@@ -257,7 +255,8 @@ def _handle_errors(app: FastAPI) -> None:
 
 
 def _forgetting(handler: Handler) -> Handler:
-    """Wrap a handler to release what the failed request held, above all media in the arena.
+    """Wrap a handler to answer 503 for a lack of files (of modules, for a first answer), threads or
+    memory, and to release what the failed request held, above all media in the arena.
 
     vLLM's routes keep the failed task in a local variable, so error and variables hold each other
     until garbage collection.
@@ -265,6 +264,11 @@ def _forgetting(handler: Handler) -> Handler:
 
     async def handle(request: Request, error: Exception) -> Response:
         try:
+            # FastAPI answers 400 for a body that it can't read, whatever the cause.
+            cause = (isinstance(error, HTTPException) and error.__cause__) or error
+            if OutOfFilesError.caused(cause):
+                logger.warning(LACKING, cause)
+                return overload_answer(OutOfFilesError())
             return await handler(request, error)
         finally:
             for each in causes(error):
@@ -275,20 +279,10 @@ def _forgetting(handler: Handler) -> Handler:
 
 async def _say_when(request: Request, error: Exception) -> Response:
     """Answer as vLLM does, except to an overload: that answer has a ``Retry-After``."""
-    if OutOfFilesError.caused(error):
-        return await _say_no_files(request, error)
     overload = error if isinstance(error, OverloadedError) else error.__cause__
     if isinstance(overload, OverloadedError):
         return overload_answer(overload)
     return await vllm_error_handler(request, error)
-
-
-async def _say_no_files(request: Request, error: Exception) -> Response:
-    """Answer 503 if no more files (or modules, for a first answer) and threads can be opened."""
-    if not OutOfFilesError.caused(error):
-        return await _blame_the_request(request, error)
-    logger.warning("a request got 503: %s. Raise the limit on open files or on processes", error)
-    return overload_answer(OutOfFilesError())
 
 
 async def _as_vllms(request: Request, error: Exception) -> Response:

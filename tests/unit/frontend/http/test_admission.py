@@ -110,6 +110,16 @@ async def test_one_key_of_several_can_not_take_all_places(several_keys: bool) ->
     assert await shop.start(ONE) == 200
 
 
+async def test_a_body_for_which_there_is_no_memory_is_a_503() -> None:
+    async def lacking() -> AsyncIterator[bytes]:
+        yield bytes(MB)
+        raise MemoryError
+
+    shop = Shop(HttpSettings(), several_keys=False)
+    assert await shop.start(ONE, lacking(), 2 * MB) == 503
+    assert (shop.gate._bodies.budget.taken, shop.started) == (0, 0)
+
+
 async def test_an_operator_needs_no_place() -> None:
     shop = Shop(HttpSettings(max_inflight=1), several_keys=False)
     mine = shop.start(ONE)

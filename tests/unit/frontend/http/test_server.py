@@ -5,6 +5,7 @@ import gc
 import json
 import weakref
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 import httpx
@@ -98,6 +99,24 @@ async def test_a_frontend_without_file_handles_says_when_to_come_back(
         reply = await get(each)
         assert (reply.status_code, reply.headers.get("retry-after")) == (status, after)
         assert "/srv" not in reply.text
+
+
+async def test_a_frontend_without_memory_says_when_to_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def work(request: Request) -> None:
+        raise MemoryError
+
+    def decode(request: Request) -> None:
+        """As for a picture that claims to be large."""
+        raise VLLMValidationError("too large") from MemoryError()
+
+    def fill(item: Empty) -> None:
+        """FastAPI reads the item, and catches what its reader raises."""
+
+    monkeypatch.setattr(Request, "body", work)
+    statuses = [(await get(each)).status_code for each in (work, fill, decode)]
+    assert [status == HTTPStatus.SERVICE_UNAVAILABLE for status in statuses] == [True, True, False]
 
 
 class Medium:
