@@ -1,6 +1,7 @@
 """Read data URLs (RFC 2397). Copies megabytes: not for the event loop."""
 
 import re
+from collections.abc import Iterator
 from typing import Final
 
 import pybase64
@@ -10,7 +11,10 @@ from frontend.media_limits import RefusedError, TooLargeError
 
 PREFIX = "data:"
 
-_SCHEME: Final = re.compile(r"\s*[a-z][a-z0-9+.-]+:", re.IGNORECASE)
+_SCHEME: Final = re.compile(r"\s{,16}[a-z][a-z0-9+.-]{1,64}:", re.IGNORECASE)
+_MAX_HEAD: Final = 8 << 10
+"""Characters of a data URL before its data. Parameters by the million are an object each."""
+
 _LONGEST: Final = 3
 """Characters of an escape, the longest form of a base64 character."""
 _SPACES: Final = (b"\n", b"\r", b" ", b"\t", b"\f")
@@ -19,6 +23,8 @@ _ESCAPES: Final = tuple(
     for code in ("2B", "2b", "2F", "2f", "3D", "3d", "0D", "0d", "0A", "0a", "20", "09")
 )
 """Escapes in base64; clients never escape letters."""
+_PIECE: Final = 1 << 18
+"""Bytes unescaped at a time: between two pieces the event loop gets the interpreter's lock."""
 
 
 def is_data_url(url: str) -> bool:
@@ -38,9 +44,11 @@ def read_data_url(url: str, max_bytes: int, *, jpeg_frames: bool) -> Content:
     ``jpeg_frames``, ``video/jpeg`` means a sequence of pictures. Raises RefusedError if it is not
     in base64, TooLargeError beyond ``max_bytes``.
     """
-    comma = url.find(",")
+    comma = url.find(",", 0, _MAX_HEAD)
     if comma < 0:
-        raise RefusedError("a data URL needs a comma before its data")
+        raise RefusedError(
+            f"a data URL needs a comma before its data, in its first {_MAX_HEAD} characters"
+        )
     media_type, *parameters = url[len(PREFIX) : comma].split(";")
     if not parameters or parameters[-1].strip(" ").lower() != "base64":
         raise RefusedError("only data URLs in base64 are understood")
@@ -66,12 +74,28 @@ def _plain(text: str, max_bytes: int) -> bytes:
     except UnicodeEncodeError:
         raise RefusedError("its data is no base64: it has characters beyond ASCII") from None
     if "%" in text:
-        for escape, meant in _ESCAPES:
-            encoded = encoded.replace(escape, meant)
+        encoded = b"".join(map(_unescaped, _pieces(encoded)))
     if any(space in encoded for space in _SPACES):
         encoded = encoded.translate(None, b"".join(_SPACES))
     if len(encoded) * 3 // 4 > most:
         raise TooLargeError(max_bytes)
+    return encoded
+
+
+def _pieces(encoded: bytes) -> Iterator[bytes]:
+    """Yield bytes in pieces that end in no escape."""
+    at = 0
+    while at < len(encoded):
+        end = at + _PIECE
+        cut = encoded.rfind(b"%", end - _LONGEST + 1, end)
+        end = end if cut < 0 else cut
+        yield encoded[at:end]
+        at = end
+
+
+def _unescaped(encoded: bytes) -> bytes:
+    for escape, meant in _ESCAPES:
+        encoded = encoded.replace(escape, meant)
     return encoded
 
 

@@ -6,7 +6,7 @@ from urllib.parse import quote
 import pytest
 
 from frontend.fetch.content import Content
-from frontend.fetch.data_url import is_data_url, read_data_url
+from frontend.fetch.data_url import has_scheme, is_data_url, read_data_url
 from frontend.media_limits.policy import RefusedError, TooLargeError
 
 PAYLOAD = base64.b64encode(b"picture").decode()
@@ -62,6 +62,27 @@ def test_what_is_no_base64_is_said(payload: str) -> None:
 def test_escapes_have_a_limit_before_they_are_undone() -> None:
     with pytest.raises(TooLargeError):
         read_data_url("data:;base64," + "%2B" * 10_000, 100, jpeg_frames=False)
+
+
+@pytest.mark.parametrize("before", range(4))
+def test_escapes_are_undone_across_pieces(before: int) -> None:
+    text = "A" * before + "%2B%2f" * (1 << 17) + "A" * (4 - before)
+    plain = text.replace("%2B", "+").replace("%2f", "/")
+    read = read_data_url("data:;base64," + text, 1 << 20, jpeg_frames=False)
+    assert read.data == base64.b64decode(plain)
+
+
+def test_text_before_the_data_has_a_limit() -> None:
+    for parameter in ("ab;", ";", "a"):
+        with pytest.raises(RefusedError, match="in its first 8192 characters"):
+            read_data_url("data:" + parameter * 8192 + "base64,AAAA", 1 << 20, jpeg_frames=False)
+
+
+def test_schemes_are_looked_for_where_urls_begin() -> None:
+    for url in ("ab://c", "http:x", " data:,", "\n" * 16 + "h" * 65 + ":"):
+        assert has_scheme(url)
+    for text in (" " * 17 + "http:", "h" * 66 + ":", "C:", "a/b:"):
+        assert not has_scheme(text)
 
 
 @pytest.mark.parametrize("size", range(1, 10))
