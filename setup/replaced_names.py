@@ -91,6 +91,11 @@ PROCESS: Final = (
                 "torchcodec.VideoDecoder",
                 "vars(av)['AudioResampler']",
             ),
+            "common/media/picture_metadata.py": (
+                "_DIRECTORY.load",
+                "image.open_image",
+                "media_image.open_image",
+            ),
             "common/vllm_compat/features.py": ("OpenCVVideoBackendMixin.demux_count_frames",),
             "frontend/fetch/decoders.py": ("Image.MAX_IMAGE_PIXELS", "envs.VLLM_MAX_IMAGE_PIXELS"),
             "frontend/fetch/processor_memory.py": (

@@ -315,6 +315,10 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.multimodal.media.image",
             "vllm.multimodal.video_decoders.torchcodec",
         ),
+        "common/media/picture_metadata.py": (
+            "vllm.multimodal.image",
+            "vllm.multimodal.media.image",
+        ),
         "common/media/resampling.py": ("vllm.multimodal.audio",),
         "frontend/check.py": ("vllm.multimodal.audio", "vllm.platforms"),
         "frontend/fetch/picture_limit.py": ("vllm.multimodal.image",),

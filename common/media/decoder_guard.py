@@ -45,6 +45,7 @@ from vllm.multimodal.video_decoders import torchcodec
 from common.media.container_tables import fault_of
 from common.media.film_frames import THREADS_OF_4K, UP_TO_4K, VerifiedCapture
 from common.media.formats import AVIF, FFMPEG_FORMATS, IMAGE_FORMATS, check_codecs
+from common.media.picture_metadata import limit_metadata
 from common.media.picture_strips import LARGE, is_large, strips
 from common.media.resampling import thrifty_resampler
 from common.media.tensor_files import load as load_tensor
@@ -134,6 +135,7 @@ def guard_decoders() -> None:
         cv2.utils.logging.setLogLevel(0)
     Image.init()  # imports plugins, which the first picture would where no file can be opened
     image.ALLOWED_IMAGE_FORMATS = IMAGE_FORMATS
+    limit_metadata()
     Image.register_decoder("ppm_plain", _RefusingPlainText)
     Image.register_open(AVIF, open_avif, AvifImagePlugin._accept)
     Image.register_open("WEBP", WebP, WebPImagePlugin._accept)

@@ -23,6 +23,7 @@ from vllm.multimodal.media.audio import load_audio
 from common.media.container_tables import fault_of
 from common.media.decoder_guard import guard_decoders, limit_frames
 from common.media.formats import IMAGE_FORMATS, is_known_container, name_of, name_of_unread
+from common.media.picture_metadata import MetadataError
 from common.vllm_compat.features import count_frames_with
 from frontend.fetch.content import Content
 from frontend.fetch.picture_limit import picture_pixels, said_by_pillow, too_many_pixels
@@ -135,6 +136,8 @@ def decode(
         raise too_many_pixels(policy, said_by_pillow(error)) from error
     except MemoryError as error:
         raise RefusedError("it is too large to decode") from error
+    except MetadataError as error:
+        raise RefusedError(str(error)) from error
     except ValueError as error:
         if _TEXT_LIMIT in str(error):
             raise RefusedError(

@@ -16,8 +16,9 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from PIL import GifImagePlugin, Image, ImageCms, ImageFile, PngImagePlugin
+from PIL import ExifTags, GifImagePlugin, Image, ImageCms, ImageFile, PngImagePlugin, TiffTags
 from PIL.AvifImagePlugin import AvifImageFile
+from PIL.TiffImagePlugin import BITSPERSAMPLE, X_RESOLUTION
 from PIL.WebPImagePlugin import WebPImageFile
 from vllm import envs
 from vllm.multimodal.image import convert_image_mode
@@ -26,6 +27,7 @@ from vllm.multimodal.media.audio import load_audio
 
 from common.media import webp_and_avif
 from common.media.formats import IMAGE_FORMATS
+from common.media.picture_metadata import MAX_NUMBERS, MAX_READS
 from frontend.fetch import decoders, format_probe
 from frontend.fetch.content import Content, decoding_mode
 from frontend.fetch.data_url import read_data_url
@@ -124,20 +126,75 @@ def test_a_header_that_takes_minutes_to_read() -> None:
     chunk = struct.pack(">I4sI", 0, b"teSt", zlib.crc32(b"teSt"))
     drawn = picture("x")
     tags = struct.pack("<4sHHQQ", b"II+\0", 8, 0, 16, 1 << 20) + bytes(100)
+    still = io.BytesIO()
+    Image.new("L", (16, 16)).save(still, "GIF")
+    moving = still.getvalue()
+    head = 13 + 3 * (2 << (moving[10] & 7))
     for bomb in (
         whole[:2] + 70 * exif + whole[2:],
         whole[:2] + hidden + whole[2:],
         whole[:2] + 5_000 * note + whole[2:],
         drawn[:33] + 300_000 * chunk + drawn[33:],
         tags,
+        moving[:head] + b"!\xfe" + 300_000 * b"\x02ab" + b"\0" + moving[head:],
+        moving[:head] + MAX_READS * b"\0" + moving[head:],
+        b"P5\n#" + MAX_READS * b" " + b"\n16 16\n255\n" + bytes(256),
+        tiff(BITSPERSAMPLE, TiffTags.SHORT, MAX_NUMBERS + 2),
+        tiff(X_RESOLUTION, TiffTags.RATIONAL, 1 << 20),
     ):
         with pytest.raises(RefusedError, match="too many pieces of metadata"):
             decoded(bomb, policy)
     for good in (
         whole[:2] + 20 * exif + 500 * note + whole[2:] + 5_000 * note,
         drawn[:33] + 1_000 * chunk + drawn[33:],
+        moving[:head] + b"!\xfe" + 30_000 * b"\x02ab" + b"\0" + moving[head:],
+        tiff(ExifTags.Base.ImageDescription, TiffTags.ASCII, 2 * MAX_NUMBERS),
     ):
         assert decoded(good, policy)
+
+
+def tiff(tag: int, kind: int, size: int) -> bytes:
+    """A grey picture with a tag of many bytes."""
+    buffer = io.BytesIO()
+    Image.new("L", (16, 16)).save(buffer, "TIFF", tiffinfo={})
+    plain = buffer.getvalue()
+    (begin,) = struct.unpack_from("<L", plain, 4)
+    (number,) = struct.unpack_from("<H", plain, begin)
+    rows = [plain[at : at + 12] for at in range(begin + 2, begin + 2 + 12 * number, 12)]
+    rows = [row for row in rows if struct.unpack_from("<H", row)[0] != tag]
+    count = size // {TiffTags.ASCII: 1, TiffTags.SHORT: 2, TiffTags.RATIONAL: 8}[kind]
+    rows.append(struct.pack("<HHLL", tag, kind, count, len(plain)))
+    rows.sort(key=lambda row: struct.unpack_from("<H", row)[0])
+    tags = struct.pack("<H", len(rows)) + b"".join(rows) + bytes(4)
+    moved = plain[:4] + struct.pack("<L", len(plain) + size) + plain[8:]
+    return moved + size * b"\1" + tags
+
+
+def test_numbers_of_exif_that_take_memory_are_left_out() -> None:
+    """Pillow made 0.9 GB of 24 MB of fractions in a PNG's EXIF, to look for its orientation."""
+    policy = limited()
+    drawn = picture("x")
+    fractions, orientation = (X_RESOLUTION, TiffTags.RATIONAL), ExifTags.Base.Orientation
+    size = 1 << 20
+    for tags in (
+        struct.pack("<HHLL", orientation, TiffTags.RATIONAL, size // 8, 26),
+        struct.pack("<HHLHH", orientation, TiffTags.SHORT, 1, 6, 0)
+        + struct.pack("<HHLL", *fractions, size // 8, 38),
+    ):
+        exif = struct.pack("<2sHLH", b"II", 42, 8, len(tags) // 12) + tags + bytes(4)
+        exif += size * b"\1"
+        chunk = struct.pack(">I", len(exif)) + b"eXIf" + exif
+        chunk += struct.pack(">I", zlib.crc32(chunk[4:]))
+        tracemalloc.start()
+        try:
+            shown: Any = decoded(drawn[:33] + chunk + drawn[33:], policy)
+            assert tracemalloc.get_traced_memory()[1] < 16 << 20
+        finally:
+            tracemalloc.stop()
+        plain: Any = decoded(drawn, policy)
+        turned = len(tags) > 12
+        expected = plain.media.transpose(Image.Transpose.ROTATE_270) if turned else plain.media
+        assert shown.media.tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("format_", [each for each in ("WEBP", "AVIF") if each in IMAGE_FORMATS])
