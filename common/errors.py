@@ -167,7 +167,7 @@ class OutOfFilesError(FleetBusyError):
         return isinstance(error, MemoryError) or any(
             isinstance(each, OutOfFilesError)
             or getattr(each, "errno", None) in lacking
-            or str(each) == "can't start new thread"
+            or each.args[:1] == ("can't start new thread",)  # the text of others may be costly
             for each in causes(error)
         )
 

@@ -104,6 +104,9 @@ MAX_RENDERED: Final = 1 << 28
 such as ``eos_token`` for each message: 0.9 MB became 1.7 GB, and stopped the event loop for 2.5 s.
 """
 
+_MAX_TEXT_FOR_LIST: Final = 8192
+"""Characters of a text where a list belongs, which vLLM refuses."""
+
 _LENGTHS: Final = ("max_completion_tokens", "max_tokens")
 
 MAX_LENGTH_PENALTY: Final = 32.0
@@ -144,6 +147,9 @@ def _judge_fields(body: Body, max_choices: int, *, nested: bool) -> None:
         elif (limit := FIELDS.get(name)) is None:
             unknown[name] = value
         else:
+            if name == "messages" and isinstance(value, str) and len(value) > _MAX_TEXT_FOR_LIST:
+                # vLLM looks at each character as at a message: 60 MB take the event loop 3.6 s.
+                raise RequestRejectedError("`messages` must be a list")
             limit = _by_content(limit, value)
             characters, values = _measure(f"`{name}`", value, limit)
             if limit in OF_EACH_PROMPT:

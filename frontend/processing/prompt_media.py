@@ -36,6 +36,9 @@ ByPlace: TypeAlias = Mapping[Place, Processed]
 NAMES_PER_TENANT: Final = 10_000
 """LRU limit of names remembered for an API key."""
 
+_MAX_NAME_CHARACTERS: Final = 8192
+"""Limit of a name, which is written as JSON and hashed on the event loop."""
+
 Uuids = Mapping[str, Sequence[str | None]]
 
 
@@ -137,10 +140,14 @@ class Namespace:
 
 
 def check_uuids(mm_uuids: Uuids | None) -> None:
-    """Raise ValueError if a name is no string; not all of vLLM's routes check."""
+    """Raise ValueError if a name is no string, which not all of vLLM's routes check, or long."""
     for modality, uuids in (mm_uuids or {}).items():
-        if not all(uuid is None or isinstance(uuid, str) for uuid in uuids):
-            raise ValueError(f"the uuid of a medium ({modality}) must be a string")
+        strings = all(uuid is None or isinstance(uuid, str) for uuid in uuids)
+        if not strings or any(len(uuid or "") > _MAX_NAME_CHARACTERS for uuid in uuids):
+            raise ValueError(
+                f"the uuid of a medium ({modality}) must be a string of at most "
+                f"{_MAX_NAME_CHARACTERS} characters"
+            )
 
 
 class NamedMedia:

@@ -2,7 +2,7 @@
 
 import itertools
 
-from common.errors import causes
+from common.errors import OutOfFilesError, causes
 
 
 def test_causes_end_even_if_an_error_is_its_own() -> None:
@@ -13,3 +13,14 @@ def test_causes_end_even_if_an_error_is_its_own() -> None:
     assert list(itertools.islice(causes(second), 9)) == [second, first]
     first.__cause__ = first
     assert list(itertools.islice(causes(first), 9)) == [first]
+
+
+def test_no_text_of_an_error_is_made() -> None:
+    """FastAPI's has all that a client sent in it, for each error."""
+
+    class Silent(ValueError):
+        def __str__(self) -> str:
+            raise AssertionError("its text was made")
+
+    assert not OutOfFilesError.caused(Silent("x"))
+    assert OutOfFilesError.caused(RuntimeError("can't start new thread"))

@@ -56,7 +56,7 @@ def client(monkeypatch: pytest.MonkeyPatch, seen: list[Any]) -> Iterator[TestCli
 def test_a_body_arrives_as_it_was(client: TestClient, seen: list[Any], path: str, pad: str) -> None:
     body = {
         "text": "naïve \u2028 \U0001f600", "number": 1.5, "big": 2**70, "none": None, "l": [1],
-        "cache_salt": "pepper", "messages": pad,
+        "cache_salt": "pepper", "messages": [pad],
     }  # fmt: skip
     assert client.post(path, json=body).status_code == 200
     assert seen == [(body, "pepper")]

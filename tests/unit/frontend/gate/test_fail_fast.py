@@ -62,6 +62,18 @@ def test_wrong_items_cost_as_much_as_one(model: Any, body: dict[str, Any]) -> No
     assert refused.value.error_count() < MAX_ERRORS
 
 
+@pytest.mark.parametrize("model", [ChatCompletionRequest, EmbeddingRequest, TokenizeRequest])
+def test_errors_of_parts_write_no_input_down(model: Any) -> None:
+    fail_fast()
+    adapter = TypeAdapter[Any](model)
+    part = {"type": "image_url", "image_url": {"url": "secret", "detail": 1}}
+    request = adapter.validate_python({"messages": [{"role": "user", "content": [part]}]})
+    with pytest.raises(ValidationError) as refused:
+        list(request.messages[0]["content"])
+    assert "detail" in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
 def test_a_member_of_a_union_that_was_used_before_costs_no_more() -> None:
     """``openai`` builds the validators of its models at their first use."""
     ResponseOutputMessage.model_validate(MESSAGE)

@@ -264,6 +264,11 @@ def test_what_costs_too_much_is_refused_by_name(body: Any, said: str) -> None:
         judge(body, CHOICES)
 
 
+def test_messages_are_no_text() -> None:
+    with pytest.raises(RequestRejectedError, match="`messages` must be a list"):
+        judge({"messages": "a" * 8193}, CHOICES)
+
+
 def test_words_are_forbidden_to_few_choices() -> None:
     judge({"n": 32, "bad_words": ["a"] * 256}, 1024)
     with pytest.raises(RequestRejectedError, match="each of the 33 choices is counted"):
