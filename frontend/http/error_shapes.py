@@ -46,9 +46,17 @@ _LINEAR: Final = {
 """Patterns that vLLM searches its errors for on the event loop, which quote clients, and equal ones
 whose cost is linear. A model's name of 8 KB of ``/a`` took 11 s: the cube of its length."""
 
-vars(utils)["re"] = SimpleNamespace(
-    sub=lambda pattern, *rest: _regex.sub(_LINEAR.get(pattern, pattern), *rest)
-)
+_MAX_CHARACTERS: Final = 1 << 16
+"""Of an error. A part's unknown type of 60 MB, which vLLM quotes, took these patterns 9 s."""
+
+
+def _sub(pattern: str, instead: str, text: str) -> str:
+    if len(text) > _MAX_CHARACTERS:
+        text = f"{text[:_MAX_CHARACTERS]}…"
+    return str(_regex.sub(_LINEAR.get(pattern, pattern), instead, text))
+
+
+vars(utils)["re"] = SimpleNamespace(sub=_sub)
 
 
 async def shape_errors(arrival: Arrival) -> None:

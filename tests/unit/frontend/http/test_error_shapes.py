@@ -8,6 +8,7 @@ import pytest
 from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 from starlette.responses import StreamingResponse
+from vllm.entrypoints.serve.exception_handling import utils
 from vllm.entrypoints.serve.exception_handling.utils import sanitize_message
 
 from common.errors import NoWorkerError
@@ -176,3 +177,8 @@ def test_paths_are_sought_in_an_error_at_a_cost_that_is_linear() -> None:
     for long in ("/a" * 500_000, " " * 500_000 + 'File "'):
         said = f'No `{long}`: /a/b-c/d.py/e\n  File "/a.py", line 3, in f\n  x = y\nin /tmp/a/b'
         assert sanitize_message(said) == f"No `{long}`: <path>/e\nin <path>"
+
+
+def test_a_long_error_is_cut_before_it_is_searched() -> None:
+    assert utils.sanitize_message("a" * 70_000) == "a" * 65_536 + "…"
+    assert utils.sanitize_message("a" * 65_536) == "a" * 65_536
