@@ -46,7 +46,7 @@ _LINEAR: Final = {
 """Patterns that vLLM searches its errors for on the event loop, which quote clients, and equal ones
 whose cost is linear. A model's name of 8 KB of ``/a`` took 11 s: the cube of its length."""
 
-_MAX_CHARACTERS: Final = 1 << 16
+_MAX_CHARACTERS: Final = 1 << 18
 """Of an error. A part's unknown type of 60 MB, which vLLM quotes, took these patterns 9 s."""
 
 

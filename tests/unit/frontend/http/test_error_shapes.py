@@ -174,11 +174,11 @@ async def test_anthropics_sdk_says_what_is_wrong() -> None:
 
 def test_paths_are_sought_in_an_error_at_a_cost_that_is_linear() -> None:
     """A model's name of 8 KB stopped the event loop for 11 s; these would for months."""
-    for long in ("/a" * 500_000, " " * 500_000 + 'File "'):
+    for long in ("/a" * 100_000, " " * 100_000 + 'File "'):
         said = f'No `{long}`: /a/b-c/d.py/e\n  File "/a.py", line 3, in f\n  x = y\nin /tmp/a/b'
         assert sanitize_message(said) == f"No `{long}`: <path>/e\nin <path>"
 
 
 def test_a_long_error_is_cut_before_it_is_searched() -> None:
-    assert utils.sanitize_message("a" * 70_000) == "a" * 65_536 + "…"
-    assert utils.sanitize_message("a" * 65_536) == "a" * 65_536
+    assert utils.sanitize_message("a" * 300_000) == "a" * 262_144 + "…"
+    assert utils.sanitize_message("a" * 262_144) == "a" * 262_144
