@@ -183,7 +183,11 @@ class Campaign:
             if not (dead := fleet.dead()):
                 raise
             return Outcome(status, said or repr(error).encode(), dead=dead)
-        touched = [each for each in self.canaries.touched() if not by_policy(request.ways, each)]
+        touched = [
+            each
+            for each in self.canaries.touched()
+            if not by_policy(request.ways, each) and not of_a_template(request.ways, each)
+        ]
         return Outcome(status, said, stall, growth, tuple(touched), fleet.dead())
 
     def ask(self, path: str, body: bytes) -> tuple[int, bytes]:
@@ -214,3 +218,8 @@ def by_policy(ways: Iterable[str], touch: Touch) -> bool:
     lookup = touch.call in ("getaddrinfo", "socket.getaddrinfo")
     named = re.search(rf"{MARK}\d+\.invalid", touch.about) is not None
     return lookup and named and names_media(ways)
+
+
+def of_a_template(ways: Iterable[str], touch: Touch) -> bool:
+    """Whether a template of a client's was compiled, in Jinja's sandbox, where one may be sent."""
+    return touch.call == "compile" and "chat_template" in re.findall(r"\w+", " ".join(ways))

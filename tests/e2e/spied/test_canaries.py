@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from tests.families.stack import make_model
-from tests.fuzz_http.campaign import AN_ANSWER, by_policy, names_media
+from tests.fuzz_http.campaign import AN_ANSWER, by_policy, names_media, of_a_template
 from tests.fuzz_http.canaries import Canaries, Touch
 from tests.fuzz_http.fleet import KINDS, SPEECH, TRUSTING, Fleet, Kind
 from tests.fuzz_http.planting import Plant, Planting
@@ -229,7 +229,7 @@ def test_opened_to_all_only_media_reach_out(fields: Fields) -> None:
         (plant, touch)
         for plant, touch in sown.touched
         if not (plant and (names_media(plant.ways) or of_an_adapter(plant)))
-        and not of_a_template(plant, touch)
+        and not (plant and of_a_template(plant.ways, touch))
         and not is_counted(touch, fields.canaries)
     ]
     assert not found, told(found)
@@ -257,12 +257,6 @@ def test_canaries_get_far(fields: Fields, name: str) -> None:
 def of_an_adapter(plant: Plant) -> bool:
     """Admins name a directory, and workers open it."""
     return any("lora_path" in way for way in plant.ways)
-
-
-def of_a_template(plant: Plant | None, touch: Touch) -> bool:
-    """A template of a client's is compiled, in Jinja's sandbox, where requests may bring one."""
-    names = re.findall(r"\w+", " ".join(plant.ways)) if plant else []
-    return touch.call == "compile" and "chat_template" in names
 
 
 def is_counted(touch: Touch, canaries: Canaries) -> bool:
