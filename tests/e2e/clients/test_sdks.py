@@ -20,6 +20,9 @@ OWN_WORDS = {
     "a_stream_about_a_broken_picture",
     "a_response_about_a_broken_picture",
     "an_asynchronous_error",
+    # A wrong part is not repeated, since it may have megabytes.
+    "an_unknown_part",
+    "a_film_for_who_sees_pictures",
     # What is not there says what is.
     "a_method_that_is_not_there",
     "a_path_that_is_not_there",
