@@ -1,7 +1,7 @@
 """Limit the metadata that Pillow reads piece by piece, and unpacks to Python objects.
 
-24 MB of comments in a GIF took 1.2 GB and 20 s, 24 MB of fractions in a PNG's EXIF 0.9 GB. Eight
-clients with 12 MB each delayed another client's chats by 1.1 s (median).
+24 MB of comments in a GIF took 1.2 GB and 20 s, 24 MB of fractions in a PNG's EXIF 0.9 GB. Eight of
+the latter with 12 MB, of one client, delayed another client's chats by 1.1 s (median).
 """
 
 from functools import wraps

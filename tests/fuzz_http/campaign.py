@@ -20,6 +20,8 @@ SHRINKING: Final = 40
 """Requests that are sent to find a smaller one that does the same."""
 
 LONG: Final = 100
+"""Characters of a text, its quotes included, that may be remembered and gets another ending."""
+
 _TEXT: Final = re.compile(r'"(?:[^"\\]|\\.)*+"')
 
 AN_ANSWER: Final = 501
@@ -169,9 +171,8 @@ class Campaign:
         """``ending``: of the longest text, so that nothing that is remembered answers."""
         fleet = self.fleet
         text = self.canaries.fill(request.text)
-        longest = max(_TEXT.finditer(text), key=lambda each: len(each[0]))
-        if len(longest[0]) > LONG:
-            text = f"{text[: longest.end() - 1]}{ending}{text[longest.end() - 1 :]}"
+        if ending:
+            text = _ending_with(ending, text)
         status, said = 0, b""
         try:
             fleet.stall_s()
@@ -218,6 +219,15 @@ def by_policy(ways: Iterable[str], touch: Touch) -> bool:
     lookup = touch.call in ("getaddrinfo", "socket.getaddrinfo")
     named = re.search(rf"{MARK}\d+\.invalid", touch.about) is not None
     return lookup and named and names_media(ways)
+
+
+def _ending_with(ending: str, text: str) -> str:
+    """Return JSON whose longest text ends otherwise, if that is long."""
+    longest = max(_TEXT.finditer(text), key=lambda each: len(each[0]))
+    if len(longest[0]) <= LONG:
+        return text
+    at = longest.end() - 1
+    return text[:at] + ending + text[at:]
 
 
 def of_a_template(ways: Iterable[str], touch: Touch) -> bool:

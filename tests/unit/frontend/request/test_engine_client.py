@@ -96,6 +96,17 @@ SOUND: Final = {
 }
 
 
+def client_of(run: Callable[..., AsyncGenerator[object]]) -> RoutedEngineClient:
+    """Return a client whose requests ``run`` answers."""
+    return RoutedEngineClient(
+        cast(Preprocessor, MagicMock()),
+        cast(Fleet, None),
+        cast(Router, SimpleNamespace(load=SimpleNamespace(slots=lambda: SLOTS))),
+        cast(RequestRunner, SimpleNamespace(deadlines=lambda: Deadlines(FaultSettings()), run=run)),
+        1024,
+    )
+
+
 async def test_the_name_of_a_session_reaches_no_engine() -> None:
     asked: list[object] = []
 
@@ -103,13 +114,7 @@ async def test_the_name_of_a_session_reaches_no_engine() -> None:
         asked.append(request)
         yield computed
 
-    client = RoutedEngineClient(
-        cast(Preprocessor, MagicMock()),
-        cast(Fleet, None),
-        cast(Router, SimpleNamespace(load=SimpleNamespace(slots=lambda: SLOTS))),
-        cast(RequestRunner, SimpleNamespace(deadlines=lambda: Deadlines(FaultSettings()), run=run)),
-        1024,
-    )
+    client = client_of(run)
     prompt = cast(EngineInput, {"type": "token", "prompt_token_ids": [1]})
     begin()
     async for _ in client.generate(prompt, SamplingParams(), "id", session_id="of a client"):
@@ -133,13 +138,7 @@ async def test_calls_of_one_request_with_media_take_turns(
         await end.wait()
         yield request
 
-    client = RoutedEngineClient(
-        cast(Preprocessor, MagicMock()),
-        cast(Fleet, None),
-        cast(Router, SimpleNamespace(load=SimpleNamespace(slots=lambda: SLOTS))),
-        cast(RequestRunner, SimpleNamespace(deadlines=lambda: Deadlines(FaultSettings()), run=run)),
-        1024,
-    )
+    client = client_of(run)
 
     async def call() -> None:
         params = SamplingParams(n=choices)
