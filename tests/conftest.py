@@ -4,11 +4,13 @@ Some processes share the tests (pytest-xdist), so no test may look at what all p
 machine have: only at its own, and at those it started.
 """
 
+import ast
 import gc
 import logging
 import os
 import signal
 from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -132,6 +134,26 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
         (name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections
     ]
     return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def parse_without_collections() -> Iterator[None]:
+    """CPython before 3.11.8 fails with ``SystemError: AST constructor recursion depth mismatch``
+    if a collection amid `ast.parse` ends an object that has something parsed itself, as printing
+    the line of a warning does (its issue 106905).
+    """
+    parse = ast.parse
+
+    def parse_at_once(*args: Any, **options: Any) -> ast.AST:
+        gc.disable()
+        try:
+            return parse(*args, **options)
+        finally:
+            gc.enable()
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ast, "parse", parse_at_once)
+        yield
 
 
 @pytest.fixture(autouse=True)
