@@ -171,9 +171,11 @@ class _Timed(Parser):
 
 def _takes_long(kind: type[Parser], prompt: Sequence[int]) -> bool:
     """Return whether a parser reads the text of a long prompt; most look for tokens alone."""
+    if len(prompt) < LONG_PROMPT:
+        return False
     reads = getattr(kind.reasoning_parser_cls, "is_reasoning_end", None)
     names = getattr(getattr(reads, "__code__", None), "co_names", ())
-    return len(prompt) >= LONG_PROMPT and not {"decode", "_decode"}.isdisjoint(names)
+    return not {"decode", "_decode"}.isdisjoint(names)
 
 
 def _parsed(model_output: str, make: Callable[[], T]) -> T:
