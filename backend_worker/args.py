@@ -49,7 +49,6 @@ GROUPS: Final[tuple[type[FlagSettings], ...]] = (
 )
 """All that a user can set, but for vLLM's own."""
 
-
 PROG: Final = "mmrouter worker"
 
 ABOUT: Final = (

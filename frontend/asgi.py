@@ -86,7 +86,6 @@ class Arrival:
 Step: TypeAlias = Callable[[Arrival], Awaitable[App | None]]
 """Inspect a request. Return an app that answers it in place of all later steps, or None."""
 
-
 ENTRIES: Final = 8
 """Requests that begin in two turns of the event loop. An answer needs some 25 turns, and in each of
 them all of 100 connections asked for ``/version`` again: a chat of 8 tokens took as long as they

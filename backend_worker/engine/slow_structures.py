@@ -41,7 +41,6 @@ MAX_SLOW_S: Final = 0.5
 MAX_STEP_S: Final = 0.5
 """CPU seconds for all masks of one request in one step, from which it ends as well."""
 
-
 DEADLINE_S: Final = 0.25
 """CPU seconds that an engine waits for a mask or a token."""
 

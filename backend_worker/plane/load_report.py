@@ -115,7 +115,6 @@ class LoadReports:
 FRESH_S: Final = 1.0
 """Maximum age, in seconds, of a cached page: rendering one takes milliseconds."""
 
-
 Send = Callable[[Session, Figures], Awaitable[None]]
 
 

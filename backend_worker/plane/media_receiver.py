@@ -22,10 +22,8 @@ from common.transfer.metadata import TransferMetadata, decode_metadata
 
 logger = logging.getLogger(__name__)
 
-
 _RELEASED_AT_ONCE: Final = 16 << 20
 """Bytes to look through on the event loop: a quarter of a millisecond."""
-
 
 _DECODED_AT_ONCE: Final = 16
 """Descriptions of items, which may have a megabyte each, between two turns of other tasks."""

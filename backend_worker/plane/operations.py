@@ -31,7 +31,6 @@ logger = logging.getLogger(__name__)
 
 WAIT_S: Final = 10.0  # how long a request waits for an operation before another worker gets it
 
-
 Send = Callable[[Session, Operated], Awaitable[None]]
 
 

@@ -58,7 +58,6 @@ MAX_SHOWN_ID_LEN = 80
 
 SUPPLY_TIMEOUT_S = 30.0  # how long a request waits for media it asked for
 
-
 _FAILURES: Final[dict[type[Exception], FailureKind]] = {
     RequestRejectedError: FailureKind.INVALID,
     ProtocolError: FailureKind.PROTOCOL,

@@ -106,7 +106,6 @@ _UNITS: Final = {
 }
 """By the last word of a field's name."""
 
-
 Layer: TypeAlias = Literal["flag", "environment", "file"]
 """Sources of a setting, in order of precedence."""
 

@@ -24,7 +24,6 @@ BACKENDS: Final[dict[str, type[Discovery]]] = {
 }
 """Every kind of discovery, by the scheme of its URLs."""
 
-
 _FORMS: Final = f"a directory or {' or '.join(each.form for each in BACKENDS.values())}"
 
 

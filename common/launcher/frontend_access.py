@@ -26,7 +26,6 @@ NOBODY, SILENT, LOCKED = 0, -1, -2
 CLIENT_CERT, CLIENT_KEY = "CLIENT_CERT", "CLIENT_KEY"
 """Variables that name PEM files, for frontends that ask for a client certificate."""
 
-
 _REJECTED: Final = re.compile(
     "HANDSHAKE_FAILURE|UNKNOWN_CA|BAD_CERTIFICATE|CERTIFICATE_REQUIRED|CERTIFICATE_UNKNOWN"
 )

@@ -57,12 +57,10 @@ _MATROSKA: Final = b"\x1a\x45\xdf\xa3"
 _MATROSKA_TRACKS: Final = re.compile(rb"\x16\x54\xae\x6b")
 _MAX_TRACKS: Final = 1000  # FFmpeg's own limit, which it looks at when it has read all of them
 
-
 _FLV_ARRAYS: Final = re.compile(rb"(?:times|filepositions)\x0a(.{4})", re.DOTALL)
 _FLV_NUMBER: Final = 9
 _MXF_START: Final = b"\x06\x0e\x2b\x34"
 _MXF_DURATION: Final = re.compile(rb"\x3f\x0c\x00\x08(.{8})", re.DOTALL)
-
 
 MAX_ENTRIES: Final = 10_000
 _CHANCE: Final = 1 << 14

@@ -33,7 +33,6 @@ CARD_LIMITS: Final = JsonLimits(most_bytes=1 << 20, most_commas=1 << 14)
 
 Rank: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 16)]  # vLLM names engines by two bytes
 
-
 MAX_NAME_LEN = 128
 
 MAX_TEXT_LEN: Final = 1 << 14

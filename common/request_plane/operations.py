@@ -118,7 +118,6 @@ Operation: TypeAlias = (
     | UnloadLoraAdapter
 )
 
-
 LETS_REQUESTS_IN: Final = (StartProfile, StopProfile, LoadLoraAdapter, UnloadLoraAdapter)
 """Operations during which requests go on as ever."""
 

@@ -79,10 +79,8 @@ SESSION_TIMEOUT_S = 15.0  # silence after which the peer counts as dead
 SLOWEST_LINE: Final = 1 << 20  # bytes a second, by which the silence of a large message is excused
 SHUTTING_DOWN = "the worker is shutting down"  # of Goodbye
 
-
 Moment: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 """Seconds since the epoch; neither infinite nor no number."""
-
 
 MAX_SUBMIT_BYTES = 64 << 20
 """Of a message to a worker beside its tensors: a prompt of ten million tokens takes 50 MB."""
@@ -112,7 +110,6 @@ NewMedia: TypeAlias = Annotated[
     msgspec.Meta(max_length=MAX_NEW_MEDIA),
 ]
 """Media items of a prompt, the first ones."""
-
 
 MAX_OUTPUTS = 128
 """Outputs of one message: what a frontend decodes and hands out before others get their turn."""
@@ -427,7 +424,6 @@ class Operated(msgspec.Struct, frozen=True, tag="operated"):
 ToFrontend: TypeAlias = (
     Welcome | Terms | Goodbye | Ack | Nack | Outputs | Failed | Status | Figures | Operated
 )
-
 
 _NAMES: Final = ("kv_transfer_params", "ec_transfer_params")
 """Engines trust these: a connector contacts the hosts that they name, and without one they set the

@@ -12,7 +12,6 @@ import msgspec
 Sum: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=1e18)]
 """Finite, not negative, and no more than years of steps add up to."""
 
-
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 """Requests or tokens: no more than any machine has."""
 

@@ -24,7 +24,6 @@ _FORMAT: Final = "pieces-2mib:"
 """Names how segments are checked. Stands in front of the metadata, where builds that check them in
 another way find no base64: they refuse the offer, with a reason, and media travel inline."""
 
-
 MAX_REFUSAL_LEN: Final = 1024  # characters
 
 

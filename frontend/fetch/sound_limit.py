@@ -15,7 +15,6 @@ _SAMPLE_BYTES: Final = 4
 SLACK: Final = 1 << 20
 """Bytes by which decoders may exceed the announced size: padding, mostly."""
 
-
 READABLE_SOUNDS: Final = "WAV, FLAC, MP3, Ogg, WebM or M4A"
 """Formats that every installation decodes, for error messages."""
 

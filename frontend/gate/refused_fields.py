@@ -146,7 +146,6 @@ _CHECKS: Final[Mapping[str, Check]] = {
 }
 """By the beginning of a path."""
 
-
 _TOP: Final = {
     "mcp_servers": "no MCP server is asked from here: list its tools in `tools` and run them",
     "container": "there are no containers here: leave `container` out",

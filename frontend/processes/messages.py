@@ -82,7 +82,6 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 FromChild: TypeAlias = Plan | Attached | Serving | Ask | Answered
 FromParent: TypeAlias = Assigned | Asked | Answers | Stop
 
-
 ANSWER_S: Final = 2.0
 """Time-out of a process's answer."""
 

@@ -248,7 +248,6 @@ engine would get a prompt before the last picture is processed. With one alone, 
 idle until the event loop sends the next. As many are of one client: eight connections with pictures
 of 15 megapixels, of 12 KB each, kept others' waiting for 6 s."""
 
-
 _PARALLEL_NUMBA: Final = "vllm.transformers_utils.processors.kimi_k25_vision_fused"
 """Kimi's processors run it; numba aborts the process where two threads are in it."""
 

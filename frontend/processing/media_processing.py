@@ -54,10 +54,8 @@ _ANSWERED_BY_VLLM = (ValueError, TypeError, OverflowError, NotImplementedError)
 _LED_ASTRAY = (*MISLED_DECODER_ERRORS, ImportError, MemoryError)
 """Errors of processors for a request's contradictory options."""
 
-
 MediaSources = Lru[MmHash, MediaSource]
 """Media as fetched, for workers that process them themselves. For one event loop."""
-
 
 MAX_WAITING: Final = 256
 """Requests with media in processing or queued: seconds of work for any machine."""

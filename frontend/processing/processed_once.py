@@ -43,7 +43,6 @@ logger = logging.getLogger(__name__)
 HASHES_KEPT: Final = 100_000
 """Media whose hash is known before they are decoded, so that a repeat needs no decoding."""
 
-
 _FOR_USERS = (MmRouterError, ValueError, VLLMClientError, *MISLED_DECODER_ERRORS)
 """Errors that describe a fault of a medium, and their causes."""
 

@@ -23,7 +23,6 @@ MAX_EXPERT_BYTES: Final = 4096
 MAX_CHOICE_EXPERT_BYTES: Final = 16 << 20
 """Bytes of a choice's routed experts. Written as text, 80 MB took the event loop 3.7 seconds."""
 
-
 MAX_EMPTY: Final = 64
 """Outputs without a token, beside one for each choice and each token of the prompt: an engine may
 give one for each piece of a prefill."""

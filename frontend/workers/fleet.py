@@ -37,7 +37,6 @@ from frontend.workers.members import Member, Members, Name, Run, Serving
 
 logger = logging.getLogger(__name__)
 
-
 _ONCE_MORE = WorkerState.DRAINING, WorkerState.READY
 """Impossible for an honest worker: a forged card said that it drains, and the worker has corrected
 it."""

@@ -43,7 +43,6 @@ from frontend.processing import MediaItem
 
 logger = logging.getLogger(__name__)
 
-
 _FIRST_PAUSE_S: Final = 1.0
 _MAX_PAUSE_S: Final = 60.0
 """Backoff between offers to workers that still lack a transport they need."""

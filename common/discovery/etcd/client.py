@@ -49,7 +49,6 @@ _ANSWERS: Final = frozenset(
 _OLD_TOKEN: Final = "etcdserver: revision of auth store is old"
 """Users or roles have changed. A new token is accepted, so the call is retried."""
 
-
 _TOO_LARGE: Final = "Received message larger than max"
 
 

@@ -22,7 +22,6 @@ _PIECES_PER_ITEM: Final = 8
 """Reads of one item that go on at the same time: over TCP the bytes of a second one follow at once
 where the first would be waited for from end to end."""
 
-
 MAX_OWN_BYTES: Final = 4 << 30
 """Of all items together that find no room. A frontend says how long an item is, and its memory is
 touched before any of its bytes has come."""

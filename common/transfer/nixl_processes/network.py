@@ -23,7 +23,6 @@ _IGNORED: Final = frozenset(("cuda", "cuda_copy", "cuda_ipc", "gdr_copy"))
 
 _HARDWARE: Final = ("ib",)  # UCX's name for all that goes through an RDMA device
 
-
 _HARDWARE_NAMES: Final = frozenset(
     (
         *("ib", "rc", "rc_v", "rc_x", "rc_verbs", "rc_mlx5", "dc", "dc_x", "dc_mlx5"),

@@ -41,7 +41,6 @@ that were writing end with it."""
 
 GIVE_BACK_S: Final = 0.25  # time-out for clients to return unused leases
 
-
 _HASHES = b""  # name space of media hashes, by media key
 
 

@@ -55,7 +55,6 @@ event loop and without waiting. Returns whether the piece was sent; if not, noth
 LEAST_TAKEN: Final = 256 << 10
 """Bytes that a client must read within ``--send-timeout``, if so many are pending."""
 
-
 RefusalHeaders: TypeAlias = Callable[[str | None], Mapping[str, str]]
 """Headers of an answer that bypasses the app, by the page's origin if that is known."""
 

@@ -87,7 +87,6 @@ _NO_ROOM: Final = "Truncation error"
 _ONE_IN_A_LIST: Final = ("input", "messages")
 """Fields in which a list may be one input: tokens, or a conversation."""
 
-
 MAX_INPUTS: Final = 16_384
 """Inputs of all requests, which wait in memory: eight of the largest requests by default."""
 

@@ -76,7 +76,6 @@ _NOTHING = _Own()
 _NEVER_BUSY = BusyThresholds()
 _UNLIMITED: Final = 1 << 32
 
-
 REPORT_TTL_S: Final = 10.0
 """A report comes each second; a worker that is silent for ten is soon given up."""
 
