@@ -196,7 +196,6 @@ class _LimitedServing(PoolingBaseServing):
     """Our part of vLLM's serving classes for pooling."""
 
     _limits: PoolingLimits
-    _tokenizing: Tokenizing
 
     async def __call__(self, request: Vllms, raw_request: Request | None = None) -> Response:
         """Answer a request. Raises VLLMError if it is rejected."""
@@ -210,33 +209,6 @@ class _LimitedServing(PoolingBaseServing):
                 return answer
         except (OverloadedError, RequestRejectedError) as error:
             raise as_vllm_error(error) from error
-
-    async def _preprocessing(self, io_processor: Vllms, ctx: Vllms) -> None:
-        """Render without blocking a thread that other requests need."""
-        run = self._tokenizing.among_others
-        tokens = current_context().find(PooledTokens)
-        assert tokens is not None, "the request was admitted"
-        if isinstance(io_processor, ScoringIOProcessor):
-            io_processor = await _with_cut_texts(io_processor, ctx.request, run, tokens.most)
-        asked = await run(partial(io_processor.get_request_factory_online, ctx))
-        if not asked:
-            raise ValueError("You must pass at least one prompt")
-        turn = asyncio.Lock()  # of its pairs, between which its client's other requests have theirs
-        slots = asyncio.Semaphore(RENDERED_AT_ONCE)
-
-        async def render(each: Rendered, times: int) -> Rendered:
-            async with slots:
-                made = await _render(io_processor, run, each, turn)
-            tokens.add(self._extract_prompt_len(made["prompts"]) * times)
-            return made
-
-        times = [1] * len(asked)
-        if ctx.n_queries == 1:
-            times[0] = max(1, len(asked) - 1)
-        ctx.engine_inputs = await _together(map(render, asked, times))
-        if _multiplies_here(io_processor):
-            lengths = [self._extract_prompt_len(each["prompts"]) for each in ctx.engine_inputs]
-            _check_similarities(lengths, ctx.n_queries)
 
     def _build_response(self, ctx: Vllms) -> Response:
         parts = current_context().find(DeferredParts)
@@ -265,6 +237,39 @@ class _LimitedServing(PoolingBaseServing):
         if parts is not None and isinstance(answer, StreamingResponse):
             return _without_cycle(answer, parts)
         return answer
+
+
+class _Rendering(PoolingBaseServing):
+    """Our part that vLLM's serving classes add to: that of embeddings cuts long inputs."""
+
+    _tokenizing: Tokenizing
+
+    async def _preprocessing(self, io_processor: Vllms, ctx: Vllms) -> None:
+        """Render without blocking a thread that other requests need."""
+        run = self._tokenizing.among_others
+        tokens = current_context().find(PooledTokens)
+        assert tokens is not None, "the request was admitted"
+        if isinstance(io_processor, ScoringIOProcessor):
+            io_processor = await _with_cut_texts(io_processor, ctx.request, run, tokens.most)
+        asked = await run(partial(io_processor.get_request_factory_online, ctx))
+        if not asked:
+            raise ValueError("You must pass at least one prompt")
+        turn = asyncio.Lock()  # of its pairs, between which its client's other requests have theirs
+        slots = asyncio.Semaphore(RENDERED_AT_ONCE)
+
+        async def render(each: Rendered, times: int) -> Rendered:
+            async with slots:
+                made = await _render(io_processor, run, each, turn)
+            tokens.add(self._extract_prompt_len(made["prompts"]) * times)
+            return made
+
+        times = [1] * len(asked)
+        if ctx.n_queries == 1:
+            times[0] = max(1, len(asked) - 1)
+        ctx.engine_inputs = await _together(map(render, asked, times))
+        if _multiplies_here(io_processor):
+            lengths = [self._extract_prompt_len(each["prompts"]) for each in ctx.engine_inputs]
+            _check_similarities(lengths, ctx.n_queries)
 
 
 def _without_cycle(answer: Vllms, parts: DeferredParts) -> Response:
@@ -362,7 +367,8 @@ def _limited(
     serving: PoolingBaseServing, limits: PoolingLimits, tokenizing: Tokenizing
 ) -> PoolingBaseServing:
     kind = type(serving)
-    made: PoolingBaseServing = object.__new__(type(kind.__name__, (_LimitedServing, kind), {}))
+    bases = _LimitedServing, kind, _Rendering
+    made: PoolingBaseServing = object.__new__(type(kind.__name__, bases, {}))
     # Not on the thread of the tokenizer, which all prompts need.
     finish = partial(asyncio.to_thread, made._postprocessing)
     ours = {"_limits": limits, "_tokenizing": tokenizing, "_postprocessing_async": finish}

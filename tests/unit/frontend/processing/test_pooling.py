@@ -19,6 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.requests import Request
 from vllm import AsyncEngineArgs
+from vllm.config import PoolerConfig
 from vllm.entrypoints.pooling import utils as encoders
 from vllm.entrypoints.pooling.classify.serving import ServingClassification
 from vllm.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
@@ -134,6 +135,7 @@ async def pooling_frontend(
     http: HttpSettings | None = None,
     faults: FaultSettings | None = None,
     tasks: Sequence[str] = EMBEDS,
+    **flags: Any,
 ) -> AsyncIterator[Pooling]:
     made = AsyncEngineArgs(
         model=card.model.model,
@@ -142,6 +144,7 @@ async def pooling_frontend(
         dtype="float32",
         max_model_len=4096,
         limit_mm_per_prompt={"image": 2},
+        **flags,
     )
     settings = model_settings(made.create_model_config())
     card = card.model_copy(update={"model": settings, "supported_tasks": list(tasks)})
@@ -685,6 +688,17 @@ async def test_vectors_of_tokens_are_not_multiplied_without_end(
         assert pooling.asked == []
         await pooling.post("/score", **few)
         assert len(pooling.asked) == 2
+
+
+async def test_a_text_longer_than_the_context_is_the_mean_of_its_chunks(card: WorkerCard) -> None:
+    config = PoolerConfig(enable_chunked_processing=True, max_embed_len=10_000)
+    async with pooling_frontend(card, pooler_config=config) as pooling:
+        answer = await pooling.embed(" a" * 5000, "short", use_activation=False)
+        assert answer.status_code == 200, answer.text
+        lengths = sorted(len(submit.prompt_token_ids or ()) for _, submit, _ in pooling.asked)
+        assert len(lengths) == 3 and lengths[1:] == [904, 4096]
+        long, short = (each["embedding"] for each in answer.json()["data"])
+        assert long == pytest.approx(pooling.tokens(" a" * 4)) and short == pooling.tokens("short")
 
 
 @pytest.mark.skipif(since_033(False, True), reason="vLLM has late chunking since 0.33")
