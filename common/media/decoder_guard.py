@@ -15,6 +15,7 @@ import math
 import mmap
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from copy import copy
 from functools import wraps
@@ -53,7 +54,7 @@ from common.media.webp_and_avif import WebP, open_avif
 
 logger = logging.getLogger(__name__)
 
-_NO_PROTOCOL: Final = "none"  # the name of no protocol; OpenCV can't be given an empty list
+_NO_PROTOCOL: Final = "none"  # the name of no protocol or codec; OpenCV takes no empty list
 
 _OPTIONS: Final = {
     "protocol_whitelist": _NO_PROTOCOL,
@@ -81,6 +82,15 @@ _BYTES_PER_CALL: Final = 128
 
 OPENING_S: Final = 3.0
 """Of a core, to open a film or sound, which takes milliseconds: its titles and tables."""
+
+_MAX_STREAMS: Final = {"video": (8, "pictures"), "audio": (32, "sound")}
+"""Streams of a file, covers among them. FFmpeg decodes a frame of each to open it: 41 of 8K in
+270 KB took more than 3 GB, 901 of AAC 0.6 GB."""
+
+_WITHOUT_CODECS: Final = {
+    "metadata_errors": "replace",
+    "container_options": {**_OPTIONS, "codec_whitelist": _NO_PROTOCOL},
+}
 
 _UNCOUNTABLE_PLANES: Final = 8  # of a sound, which FFmpeg has a list of its own for beyond these
 
@@ -287,11 +297,30 @@ def _limit_ffmpegs_memory() -> None:
         getattr(ctypes.CDLL(path), _MAX_ALLOC)(ctypes.c_size_t(MAX_FFMPEG_BYTES))
 
 
-def _check_tables(data: bytes) -> None:
-    """Raise ValueError if a medium's tables would make FFmpeg allocate for missing data, or its
-    metadata take hours."""
+def _check(data: bytes) -> None:
+    """Raise ValueError if a medium's tables would make FFmpeg allocate for missing data, its
+    metadata take hours, or its streams gigabytes."""
     if fault := fault_of(data):
         raise ValueError(f"The medium {fault}")
+    streams: Counter[str] = Counter()
+    with (
+        contextlib.suppress(av.error.FFmpegError),  # opening it again says so
+        _timely_opened(data, **_WITHOUT_CODECS) as container,
+    ):
+        streams.update(stream.type for stream in container.streams)
+    for kind, (most, name) in _MAX_STREAMS.items():
+        if streams[kind] > most:
+            raise ValueError(
+                f"The medium has {streams[kind]} streams of {name}: at most {most} are taken"
+            )
+
+
+def _timely_opened(data: bytes, *args: Any, **options: Any) -> Any:
+    """Open by PyAV. Raises ValueError if that takes too long."""
+    source = _Timed(data)
+    container = _PYAV_OPEN(source, "r", *args, **options)
+    source.opened()
+    return container
 
 
 class _Timed(BytesIO):
@@ -366,7 +395,7 @@ class _Capture:
 def _guarded_capture(*args: Any, **kwargs: Any) -> Any:
     if args and isinstance(args[0], BytesIO):
         data = args[0].getvalue()
-        _check_tables(data)
+        _check(data)
         return _Capture(data, *args[1:], **kwargs)
     return _OPENCV_OPEN(*args, **kwargs)
 
@@ -480,11 +509,8 @@ def _guarded_open(file: Any, mode: str | None = None, *args: Any, **kwargs: Any)
         if not isinstance(file, BytesIO):
             return _Opened(_PYAV_OPEN(file, mode, *args, **kwargs))
         data = file.getvalue()
-        _check_tables(data)
-        source = _Timed(data)
-        container = _PYAV_OPEN(source, mode, *args, **kwargs)
-        source.opened()
-        return _Opened(container)
+        _check(data)
+        return _Opened(_timely_opened(data, *args, **kwargs))
     return _PYAV_OPEN(file, mode, *args, **kwargs)
 
 

@@ -307,6 +307,27 @@ def surround() -> bytes:
     return buffer.getvalue()
 
 
+def test_a_film_of_many_streams_of_pictures() -> None:
+    """FFmpeg decodes a frame of each before it has opened the film."""
+    film_reader, many = READERS["film"], Content.of(film_of_streams(9))
+    assert decode(Content.of(film_of_streams(8)), film_reader, FetchPolicy(), anything)
+    for reader in (film_reader, READERS["sound by PyAV"]):
+        with pytest.raises(ValueError, match="has 9 streams of pictures: at most 8"):
+            decode(many, reader, FetchPolicy(), anything)
+
+
+def film_of_streams(count: int) -> bytes:
+    buffer = io.BytesIO()
+    grey = av.VideoFrame.from_ndarray(np.full((48, 64, 3), 99, np.uint8), format="rgb24")
+    with av.open(buffer, "w", format="mp4") as file:
+        streams: list[Any] = [file.add_stream("mpeg4", rate=25) for _ in range(count)]
+        for stream in streams:
+            stream.width, stream.height = grey.width, grey.height
+        for stream in streams:
+            file.mux([*stream.encode(grey), *stream.encode()])
+    return buffer.getvalue()
+
+
 def test_sounds_of_eight_channels() -> None:
     """One ended the process: PyAV reads behind the pointers of its frames."""
     ran = run_python("-c", SURROUND)
