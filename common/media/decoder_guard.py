@@ -33,7 +33,6 @@ from PIL import (
     AvifImagePlugin,
     ExifTags,
     Image,
-    PpmImagePlugin,
     TiffImagePlugin,
     WebPImagePlugin,
 )
@@ -48,6 +47,7 @@ from common.media.film_frames import THREADS_OF_4K, UP_TO_4K, VerifiedCapture
 from common.media.formats import AVIF, FFMPEG_FORMATS, IMAGE_FORMATS, check_codecs
 from common.media.picture_metadata import limit_metadata
 from common.media.picture_strips import LARGE, is_large, strips
+from common.media.quick_decoders import Ppm, Qoi, RefusedPlainText
 from common.media.resampling import thrifty_resampler
 from common.media.tensor_files import load as load_tensor
 from common.media.webp_and_avif import WebP, open_avif
@@ -129,13 +129,6 @@ class _Refusing:
         raise ValueError(f"{_NO_TORCHCODEC}; use the opencv backend")
 
 
-class _RefusingPlainText(PpmImagePlugin.PpmPlainDecoder):
-    """Replacement of Pillow's plain-text PPM decoder, which takes a minute for 1 MB of comments."""
-
-    def decode(self, buffer: Any) -> tuple[int, int]:
-        raise ValueError("PPM in plain text is not read; send the binary variant")
-
-
 def guard_decoders() -> None:
     """Guard this process's decoders from now on. May be called twice."""
     os.environ[_OPENCV_OPTIONS] = "|".join(f"{key};{value}" for key, value in _OPTIONS.items())
@@ -146,7 +139,9 @@ def guard_decoders() -> None:
     Image.init()  # imports plugins, which the first picture would where no file can be opened
     image.ALLOWED_IMAGE_FORMATS = IMAGE_FORMATS
     limit_metadata()
-    Image.register_decoder("ppm_plain", _RefusingPlainText)
+    Image.register_decoder("ppm_plain", RefusedPlainText)
+    Image.register_decoder("ppm", Ppm)
+    Image.register_decoder("qoi", Qoi)
     Image.register_open(AVIF, open_avif, AvifImagePlugin._accept)
     Image.register_open("WEBP", WebP, WebPImagePlugin._accept)
     # vLLM then falls back to its other readers.

@@ -153,6 +153,36 @@ def test_a_header_that_takes_minutes_to_read() -> None:
         assert decoded(good, policy)
 
 
+def test_pictures_that_pillow_decodes_in_python() -> None:
+    """They are read piece by piece, and are no metadata. A QOI of a megapixel was refused."""
+    policy = limited()
+
+    def pixels(data: bytes) -> np.ndarray:
+        loaded: Any = decoded(data, policy)
+        return np.asarray(loaded.media)
+
+    side = 800
+    ramp = np.add.outer(np.arange(side), np.arange(side))[..., None] * [1, 2, 3] % 251
+    shown = ramp.astype(np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(shown).save(buffer, "QOI")
+    assert np.array_equal(pixels(buffer.getvalue()), shown)
+    with pytest.raises(ValueError, match="not enough image data"):
+        decoded(buffer.getvalue()[:-9], policy)
+    for largest in (100, 1_000, 65_535):
+        kind = "u1" if largest < 256 else ">u2"
+        stored = (ramp * largest // 255).astype(kind)
+        scaled = np.rint(stored / largest * 255).astype(np.uint8)
+        head = f"P6 {side} {side} {largest}\n".encode()
+        assert np.array_equal(pixels(head + stored.tobytes()), scaled)
+    runs = np.zeros((side, side + 1, 2), np.uint8)  # of one pixel each, and the ends of lines
+    runs[:, :-1] = np.stack([np.ones_like(shown[..., 0]), shown[..., 0]], -1)
+    Image.fromarray(shown[..., 0]).save(buffer := io.BytesIO(), "BMP")
+    plain = bytearray(buffer.getvalue()[: -side * side])
+    plain[30] = 1  # that it is of runs
+    assert np.array_equal(pixels(bytes(plain) + runs.tobytes())[..., 0], shown[::-1, :, 0])
+
+
 def tiff(tag: int, kind: int, size: int) -> bytes:
     """A grey picture with a tag of many bytes."""
     buffer = io.BytesIO()
