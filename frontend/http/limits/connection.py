@@ -5,6 +5,7 @@ The only file that touches the inside of uvicorn, which has none of these limits
 
 import asyncio
 import logging
+import re
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -51,6 +52,10 @@ close would be a reset, and the client might lose the answer that tells why."""
 WRITE_NOW: Final = "mmrouter.write_now"
 """Key in a request's scope of a function that sends a piece of a begun answer, from anywhere on the
 event loop and without waiting. Returns whether the piece was sent; if not, nothing was."""
+
+UPGRADE: Final = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+"""What offers another protocol, which a server may ignore. Java's client offers HTTP/2 with each
+request, and the parser would take the body for that protocol's."""
 
 LEAST_TAKEN: Final = 256 << 10
 """Bytes that a client must read within ``--send-timeout``, if so many are pending."""
@@ -165,6 +170,8 @@ class Connection(HttpToolsProtocol):
         self._aimless += len(data)
         if not self._in_body:
             self._expect_head()  # also for an empty line before it
+            head, end, rest = data.partition(b"\r\n\r\n")
+            data = UPGRADE.sub(b"\r\nx-upgrade:", head) + end + rest
         super().data_received(data)
         self._hand_over()
         if self.pipeline:
@@ -217,7 +224,7 @@ class Connection(HttpToolsProtocol):
             self._refusal = HTTPStatus.BAD_REQUEST, wrong
             raise ValueError("framing")
         if self.parser.should_upgrade() and has_body({"headers": self.headers}):
-            # The parser would take the body for another protocol's.
+            # Its head came in pieces, or behind another request.
             self._refusal = HTTPStatus.BAD_REQUEST, "a request with Upgrade can't have a body"
             raise ValueError("upgrade")
         super().on_headers_complete()

@@ -785,7 +785,9 @@ async def test_no_other_protocol_is_spoken(protocol: str) -> None:
     async with Workshop(HttpSettings()).serving() as server:
         headers = (*UPGRADE[:-1], f"{UPGRADE[-1]} {protocol}")
         assert (await server.ask(post(*headers, method="GET"))).body == b"0"
-        reply = await server.ask(with_body(b"one", *headers))
+        upload = with_body(b"some\r\nUpgrade: text", *headers)
+        assert (await server.ask(upload)).body == b"19"
+        reply = await server.ask(with_body(b"one") + with_body(b"one", *headers))
         assert reply.status == 400 and "Upgrade" in reply.error()
 
 
