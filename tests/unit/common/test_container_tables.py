@@ -179,6 +179,19 @@ def test_honest_files_pass() -> None:
         assert not claims_too_much(data)
 
 
+@pytest.mark.parametrize(
+    "name", ["10 43 a7 70 45 b9", "19 41 a4 69", "1c 53 bb 6b bb", "12 54 c3 67"]
+)
+def test_lists_of_matroska_have_a_limit(name: str) -> None:
+    """FFmpeg keeps 70 bytes for two of a list, within an element of it too."""
+    wide = bytes.fromhex("01 ff ff ff ff ff ff ff")  # a size that is not known
+    *_, inner = names = [bytes.fromhex(name)[:4], bytes.fromhex(name)[4:]]
+    lists = b"".join(each + wide for each in names if each)
+    for kind in (b"\xb7", b"\x61\xa7") if not inner else (b"\xb6", b"\xb7"):
+        assert claims_too_much(tracks(1) + lists + (kind + b"\x80") * (1 << 18))
+        assert not claims_too_much(tracks(1) + lists + (kind + b"\x80") * (1 << 17))
+
+
 @pytest.mark.parametrize("name", ["keyframes", "tracks"])
 def test_a_tag_hides_no_table(name: str) -> None:
     """FFmpeg looks behind it."""
