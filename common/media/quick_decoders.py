@@ -55,8 +55,9 @@ class Qoi(ImageFile.PyDecoder):
             raise ValueError("not enough image data")  # in Pillow's words
         codec = av.VideoCodecContext.create("qoi", "r")
         codec.thread_count = 1
+        packet = av.Packet(data)
         try:
-            frames: list[Any] = codec.decode(av.Packet(data))
+            frames: list[Any] = codec.decode(packet)
         except av.error.FFmpegError as error:
             raise OSError("this QOI is damaged, or of more than 8K") from error
         self.set_as_raw(frames[0].to_ndarray().tobytes())
