@@ -123,7 +123,7 @@ async def test_time_is_noted_of_each_parser(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def output(text: str, *, index: int = 0, finish_reason: str | None = None) -> RequestOutput:
-    part = CompletionOutput(index, text, [1], None, None, finish_reason)
+    part = CompletionOutput(index, text, [1], None, None, finish_reason=finish_reason)
     return RequestOutput("id", None, [7], None, [part], finish_reason is not None)
 
 

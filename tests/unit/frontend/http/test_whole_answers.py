@@ -247,7 +247,7 @@ async def events_of(kind: type) -> tuple[list[Any], Any]:
 
     async def outputs() -> Any:
         for token, logprobs in zip(TOKENS, LOGPROBS, strict=True):
-            one = CompletionOutput(0, "x", [token], None, [logprobs], "stop")
+            one = CompletionOutput(0, "x", [token], None, [logprobs], finish_reason="stop")
             context.append_output(RequestOutput("r", "x", [1], None, [one], finished=True))
             yield context
 
