@@ -11,7 +11,7 @@ an error after the first output is the event that clients of the route know.
 import json
 import re
 import secrets
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any, Final, NoReturn
@@ -62,7 +62,8 @@ def say_errors(app: FastAPI) -> None:
     """Replace the serving objects of an app with subclasses."""
     for name, kind in _SERVING.items():
         if (serving := getattr(app.state, name, None)) is not None:
-            made = kind.__new__(kind)
+            ours: type = kind or type("Chats", (ParsesAside, type(serving)), {})
+            made: Any = object.__new__(ours)
             vars(made).update(vars(serving))
             for parses in ("parser_cls", "parser"):
                 if (parser := getattr(made, parses, None)) is not None:
@@ -257,8 +258,9 @@ def _texts_of(event: Any) -> Iterator[ResponseOutputText]:
         yield from (part for part in parts if isinstance(part, ResponseOutputText))
 
 
-_SERVING: Final = {
+_SERVING: Final[Mapping[str, type | None]] = {
     "anthropic_serving_messages": Messages,
+    "cohere_serving_chat_v2": None,  # vLLM's class needs a package
     "openai_serving_responses": Responses,
 }
 

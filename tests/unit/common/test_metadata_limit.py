@@ -1,5 +1,6 @@
 """Titles by the ten thousand, each of which FFmpeg compares with all before it."""
 
+import contextlib
 import io
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -7,6 +8,7 @@ from typing import Final
 
 import av
 import pytest
+import soundfile  # type: ignore[import-untyped] # it has no types
 from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, VideoMediaIO
 
 from common.media import decoder_guard
@@ -83,6 +85,43 @@ def private(count: int) -> bytes:
 def read_one_by_one(count: int) -> bytes:
     """Titles that FFmpeg compares while it reads."""
     return tagged(b"".join(b"TXXX\0\0\0\x08\0\0\0" + name + b"\0x" for name in names(count)))
+
+
+def odd(count: int) -> bytes:
+    return tagged(b"".join(b"RVA2\0\0\0\x01\0\0" + name[:1] for name in names(count)))
+
+
+def odd_of_three_letters(count: int) -> bytes:
+    frames = b"TT2\0\0\x01\x07" * count
+    return tagged(frames).replace(b"\x04", b"\x02", 1)
+
+
+def in_wav(sound: bytes) -> bytes:
+    """A WAV with an MP3 in it."""
+    form = struct.pack("<HHIIHHHHIHHH", 85, 2, 44_100, 16_000, 1, 0, 12, 1, 2, 417, 1, 1393)
+    chunks = b"".join(
+        kind + struct.pack("<I", len(data)) + data + bytes(len(data) % 2)
+        for kind, data in ((b"fmt ", form), (b"fact", bytes(4)), (b"data", sound))
+    )
+    return b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks
+
+
+LOGGED: Final[Mapping[str, Make]] = {
+    "odd frames": odd,
+    "odd frames of three letters": odd_of_three_letters,
+    "in a WAV": lambda count: in_wav(odd(count)),
+}
+
+
+@pytest.mark.parametrize("name", LOGGED)
+def test_what_libsndfile_writes_on_the_log_is_counted(
+    name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    few, many = map(LOGGED[name], (4_096, 4_097))
+    assert not has_too_much_metadata(few) and has_too_much_metadata(many)
+    with contextlib.suppress(soundfile.LibsndfileError):
+        soundfile.SoundFile(io.BytesIO(few)).close()
+    assert capfd.readouterr().err.count("libmpg123/id3.c") >= 4_096
 
 
 COUNTED: Final[Mapping[str, Make]] = {

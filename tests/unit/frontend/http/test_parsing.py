@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.generate.base.protocol import (
     DeltaFunctionCall,
@@ -51,7 +52,7 @@ from frontend.http.streaming.parsing import (
     these,
     timed,
 )
-from frontend.http.streaming.stream_errors import Messages, Responses, _answer_of
+from frontend.http.streaming.stream_errors import Messages, Responses, _answer_of, say_errors
 from frontend.http.streaming.token_streams import Batches, Chats
 
 TIMEOUT_S = 30.0
@@ -226,6 +227,18 @@ async def test_vllms_responses_ask_for_what_was_parsed() -> None:
     assert "".join(said) == f"A{LONG}B{LONG}".upper()
     seen = [(text[0], aside) for text, aside in context.response_parser.seen]
     assert seen == [("a", True), ("b", False), ("l", True)]
+
+
+def test_coheres_chats_are_parsed_aside() -> None:
+    """vLLM's class can't be imported without Cohere's package."""
+    chats = OpenAIServingChat.__new__(type("CohereServingChatV2", (OpenAIServingChat,), {}))
+    chats.parser_cls = Threads
+    app = FastAPI()
+    app.state.cohere_serving_chat_v2 = chats
+    say_errors(app)
+    made: Any = app.state.cohere_serving_chat_v2
+    assert {ParsesAside, type(chats)} < {*type(made).mro()}
+    assert made.parser_cls is not Threads and issubclass(made.parser_cls, Threads)
 
 
 async def test_another_text_than_was_parsed_is_an_error() -> None:
