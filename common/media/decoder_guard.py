@@ -29,6 +29,7 @@ import av
 import cv2
 import numpy as np
 import torch
+from av.stream import Disposition
 from PIL import (
     AvifImagePlugin,
     ExifTags,
@@ -83,9 +84,9 @@ _BYTES_PER_CALL: Final = 128
 OPENING_S: Final = 3.0
 """Of a core, to open a film or sound, which takes milliseconds: its titles and tables."""
 
-_MAX_STREAMS: Final = {"video": (8, "pictures"), "audio": (32, "sound")}
-"""Streams of a file, covers among them. FFmpeg decodes a frame of each to open it: 41 of 8K in
-270 KB took more than 3 GB, 901 of AAC 0.6 GB."""
+_MAX_STREAMS: Final = {"video": (4, "pictures"), "cover": (16, "covers"), "audio": (32, "sound")}
+"""Streams of a file. FFmpeg decodes a frame of each to open it, and keeps those of pictures: 41 of
+8K in 270 KB took more than 3 GB, 901 of AAC 0.6 GB."""
 
 _WITHOUT_CODECS: Final = {
     "metadata_errors": "replace",
@@ -302,7 +303,10 @@ def _check(data: bytes) -> None:
         contextlib.suppress(av.error.FFmpegError),  # opening it again says so
         _timely_opened(data, **_WITHOUT_CODECS) as container,
     ):
-        streams.update(stream.type for stream in container.streams)
+        streams.update(
+            "cover" if Disposition.attached_pic in stream.disposition else stream.type
+            for stream in container.streams
+        )
     for kind, (most, name) in _MAX_STREAMS.items():
         if streams[kind] > most:
             raise ValueError(
