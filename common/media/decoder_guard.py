@@ -314,7 +314,7 @@ def _check(data: bytes) -> None:
             )
 
 
-def _timely_opened(data: bytes, *args: Any, **options: Any) -> Any:
+def _timely_opened(data: bytes, *args: object, **options: object) -> Any:
     """Open by PyAV. Raises ValueError if that takes too long."""
     source = _Timed(data)
     container = _PYAV_OPEN(source, "r", *args, **options)

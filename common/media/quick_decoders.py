@@ -18,14 +18,14 @@ _MAX_TRAILER: Final = 64
 class RefusedPlainText(PpmImagePlugin.PpmPlainDecoder):
     """Refuse a plain-text PPM, which takes Pillow a minute for 1 MB of comments."""
 
-    def decode(self, buffer: Any) -> tuple[int, int]:
+    def decode(self, buffer: object) -> tuple[int, int]:
         raise ValueError("PPM in plain text is not read; send the binary variant")
 
 
 class Ppm(PpmImagePlugin.PpmDecoder):
     """Scale the numbers of a PPM by a table."""
 
-    def decode(self, buffer: Any) -> tuple[int, int]:
+    def decode(self, buffer: object) -> tuple[int, int]:
         assert self.fd is not None
         largest: int = self.args[-1]
         kind, most = (np.dtype("<u4"), 65_535) if self.mode == "I" else (np.dtype("u1"), 255)
@@ -47,7 +47,7 @@ class Qoi(ImageFile.PyDecoder):
 
     _pulls_fd = True
 
-    def decode(self, buffer: Any) -> tuple[int, int]:
+    def decode(self, buffer: object) -> tuple[int, int]:
         assert self.fd is not None
         self.fd.seek(0)
         data = self.fd.read()
