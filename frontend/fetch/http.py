@@ -49,9 +49,12 @@ PIECE: Final = 256 << 10
 FRAMING: Final = 8
 """Allowed overhead of chunked framing: one byte in so many."""
 
-FREE_FRAMING: Final = 512 << 10
-"""Bytes of heads and framing allowed in any answer. Received but unparsed data, at most 256 KiB,
-counts too."""
+FREE_FRAMING: Final = 64 << 10
+"""Bytes of heads and framing allowed in any answer, and of data parsed between two checks. Chunks
+of one byte take a microsecond each, and one client fetches eight such answers at a time."""
+
+MAX_UNPARSED: Final = 256 << 10
+"""Bytes that a parser keeps while reading is paused."""
 
 _HEADERS = {
     "User-Agent": "mmrouter",
@@ -236,10 +239,17 @@ class _Answers(ResponseHandler):
         if data.count(b"\nHTTP/1.") > MAX_HEADS:  # never in a medium
             self._refuse()
             return
-        self._received += len(data)
-        super().data_received(data)
-        if self._heads > MAX_HEADS or self._has_too_much_framing():
-            self._refuse()
+        while True:
+            # While reading is paused, the parser keeps the rest.
+            end = len(data) if self._reading_paused else FREE_FRAMING
+            piece, data = data[:end], data[end:]
+            self._received += len(piece)
+            super().data_received(piece)
+            if self._heads > MAX_HEADS or self._has_too_much_framing():
+                self._refuse()
+                return
+            if not data or self.transport is None or self.transport.is_closing():
+                return
 
     def feed_data(self, data: Any, size: int = 0) -> None:
         """Count a head."""
@@ -252,7 +262,8 @@ class _Answers(ResponseHandler):
         body = 0
         if payload is not None and payload is not aiohttp.EMPTY_PAYLOAD:
             body = payload.total_raw_bytes
-        return self._received > body + body // FRAMING + FREE_FRAMING
+        unparsed = MAX_UNPARSED if self._reading_paused else 0
+        return self._received > body + body // FRAMING + FREE_FRAMING + unparsed
 
     def _refuse(self) -> None:
         error = _SenselessError()

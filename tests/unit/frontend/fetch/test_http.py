@@ -405,6 +405,21 @@ async def test_chunks_of_a_few_bytes_are_refused(
     assert len(site.requests) == 1
 
 
+async def test_chunks_of_a_few_bytes_are_refused_at_their_first_piece(
+    make_fetcher: MakeFetcher, site: Site
+) -> None:
+    """Eight such answers of 512 KiB at a time kept others' fetches waiting for 2.3 seconds."""
+    sent = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 40_000
+
+    async def chunks(_: Request, writer: asyncio.StreamWriter) -> None:
+        writer.write(sent + b"0\r\n\r\n")
+        await writer.drain()
+
+    site.routes["/x.png"] = chunks
+    with pytest.raises(UnfetchableError, match="makes no sense"):
+        await make_fetcher().fetch(site.url(), MEGABYTE)
+
+
 async def test_chunks_of_a_usual_size_arrive(make_fetcher: MakeFetcher, site: Site) -> None:
     async def chunks(_: Request, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
