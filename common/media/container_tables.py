@@ -16,9 +16,9 @@ reads first and compares afterwards; ``decoder_guard`` ends a file that takes lo
 import re
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Final, Self
 
 import numpy as np
@@ -77,8 +77,11 @@ MAX_ENTRIES: Final = 10_000
 _CHANCE: Final = 1 << 14
 """Bytes for which one entry more is allowed: two random bytes are a name once in 65,536."""
 
-MAX_COMMENT_BYTES: Final = 1 << 17
-"""Of Vorbis comments, of which the shortest have nine bytes."""
+MAX_COMMENT_COST: Final = 1 << 30
+"""Vorbis comments times their bytes: 10,000 of 10, or a few and a cover of megabytes. FFmpeg takes
+1.4 s for as many."""
+_COMMENT_LENGTH: Final = re.compile(rb"[^\x00]\x00\x00")
+_LONG_COMMENT: Final = 1 << 16  # its length has one byte less of zeros
 _COMMENT: Final = 4
 _MAX_BLOCKS: Final = 1_024
 
@@ -86,9 +89,15 @@ _NAMES: Final = {
     _MATROSKA: (re.compile(rb"\x67\xc8"), re.compile(rb"\x73\xc4")),  # titles and chapters
     _MXF_START: (re.compile(rb"\x06\x0e\x2b\x34\x02\x53\x01\x01"),),  # sets of MXF
 }
+_TAG: Final = re.compile(rb"ID3[\x02-\x04][^\xff].([\x00-\x7f]{4})", re.DOTALL)
 _FRAMES_OF_ID3: Final = re.compile(rb"T[A-Z0-9]{2}|COM|PIC|PRI|CHA|ULT|USL|SLT|SYL")
 """Names of three or four letters, of frames that libsndfile or FFmpeg keep."""
-_WITH_ID3: Final = (b"ID3", b"\xff")
+
+_PACKED_CHAPTER: Final = re.compile(
+    rb"CHAP(?:\xff\x00?|[^\xff]){5}[\x08-\x0f\x18-\x1f\x28-\x2f\x38-\x3f\x48-\x4f\x58-\x5f\x68-\x6f\x78-\x7f"
+    rb"\x88-\x8f\x98-\x9f\xa8-\xaf\xb8-\xbf\xc8-\xcf\xd8-\xdf\xe8-\xef\xf8-\xff]"
+)
+"""A compressed frame with titles, which nobody writes: FFmpeg compared those of 130 KB for 10 s."""
 
 _SMALL_FRAMES_OF_ID3: Final = re.compile(rb"(?<=[A-Z0-9]{3})\x00\x00")
 """Names, and sizes below 16 KiB, or 256 bytes behind names of three letters. For each odd frame
@@ -127,9 +136,15 @@ def _matches(
             start = max(start, found.end())
 
 
-def _has_more(pattern: re.Pattern[bytes], data: bytes, most: int) -> bool:
+def _has_more(
+    pattern: re.Pattern[bytes],
+    data: bytes,
+    most: int,
+    spans: Iterable[tuple[int, int | None]] = ((0, None),),
+) -> bool:
     """Return whether more matches are there, without looking for all that a file is full of."""
-    return next(islice(_matches(pattern, data), most, None), None) is not None
+    found = chain.from_iterable(_matches(pattern, data, *span) for span in spans)
+    return next(islice(found, most, None), None) is not None
 
 
 def claims_too_much(data: bytes | memoryview) -> bool:
@@ -328,42 +343,67 @@ def has_too_much_metadata(data: bytes) -> bool:
     """Return whether FFmpeg would compare too many pieces of metadata."""
     most = MAX_ENTRIES + len(data) // _CHANCE
     start = after_tags(data)
+    tags = list(_spans_of_tags(data))
     return (
         any(
             data.startswith(begins) and _has_more(name, data, most)
             for begins, names in _NAMES.items()
             for name in names
         )
-        or (data.startswith(_WITH_ID3) and _has_more(_FRAMES_OF_ID3, data, 2 * most))
-        or (
-            data.startswith((*_WITH_ID3, b"RIFF"))  # a WAV may hold an MP3
-            and _has_more(_SMALL_FRAMES_OF_ID3, data, _MAX_SMALL_FRAMES)
-        )
-        or (data.startswith(b"OggS", start) and _in_long_packets(data) > MAX_COMMENT_BYTES)
-        or (data.startswith(b"fLaC", start) and _in_comments(data, start + 4) > MAX_COMMENT_BYTES)
+        or _has_more(_FRAMES_OF_ID3, data, 2 * most, tags)
+        or _has_more(_PACKED_CHAPTER, data, 0, tags)
+        or _has_more(_SMALL_FRAMES_OF_ID3, data, _MAX_SMALL_FRAMES, tags)
+        or (data.startswith(b"OggS", start) and _are_costly(data, _in_long_packets(data)))
+        or (data.startswith(b"fLaC", start) and _has_costly_blocks(data, start + 4))
     )
 
 
-def _in_long_packets(data: bytes) -> int:
-    """Return the bytes of Ogg pages in which no packet ends. Few packets of sound have one."""
-    total = 0
+def _spans_of_tags(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yield where ID3 tags are, wherever a sound, or a sound in another, may have one."""
+    end = 0
+    for tag in _matches(_TAG, data):
+        after = tag.end() + sum(
+            byte << shift for byte, shift in zip(tag[1], (21, 14, 7, 0), strict=True)
+        )
+        if after > end:
+            yield max(tag.start(), end), after
+            end = after
+
+
+def _are_costly(data: bytes, spans: Iterable[tuple[int, int]]) -> bool:
+    """Return whether comments, however spread over these bytes, take FFmpeg too long."""
+    comments = size = 0
+    for start, end in spans:
+        for at in range(start, end, _PIECE_BYTES):
+            comments += len(_COMMENT_LENGTH.findall(data, at, min(end, at + _PIECE_BYTES)))
+        size += end - start
+        if (comments + size // _LONG_COMMENT) * size > MAX_COMMENT_COST:
+            return True
+    return False
+
+
+def _in_long_packets(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yield Ogg pages in which no packet ends. Few packets of sound have one."""
     for page in _matches(_OGG_PAGE, data):
         segments = page[1][0]
-        if data[page.end() : page.end() + segments] == bytes([_LACING]) * segments:
-            total += segments * _LACING
-    return total
+        body = page.end() + segments
+        if data[page.end() : body] == bytes([_LACING]) * segments:
+            yield body, body + segments * _LACING
 
 
-def _in_comments(data: bytes, at: int) -> int:
-    """Return the bytes of all comments of a FLAC file, or too many if it has too many blocks."""
-    total = 0
+def _has_costly_blocks(data: bytes, at: int) -> bool:
+    """Return whether a FLAC file has costly comments, or too many blocks."""
+    comments = []
     for _ in range(_MAX_BLOCKS):
         head = data[at : at + 4]
         size = int.from_bytes(head[1:], "big")
         if len(head) < 4:
-            return total
-        total += size if head[0] & 0x7F == _COMMENT else 0
+            break
+        if head[0] & 0x7F == _COMMENT:
+            comments.append((at + 4, at + 4 + size))
         if head[0] & 0x80:  # the last
-            return total
+            break
         at += 4 + size
-    return MAX_COMMENT_BYTES + 1
+    else:
+        return True
+    return _are_costly(data, comments)

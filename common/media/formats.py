@@ -112,7 +112,7 @@ _LEADING: Final = (
 )
 WEB_PAGE: Final = "a web page (HTML)"
 _NOT_READ: Final = (
-    (re.compile(rb".{4}ftypavi[fs]", re.DOTALL), AVIF),
+    (re.compile(rb".{4}ftyp(?:avi[fs]|m[is]f1.{4}(?:.{4}){0,8}?avif)", re.DOTALL), AVIF),
     (re.compile(rb".{4}ftyp(?:hei[cfms]|hev[cmsx])", re.DOTALL), "HEIC"),
     (re.compile(rb".{4}ftyp(?:mif1|msf1)", re.DOTALL), "HEIF"),
     (re.compile(rb"\x00\x00\x00\x0cjP  |\xff\x4f\xff\x51"), "JPEG 2000"),
@@ -130,7 +130,12 @@ _NOT_READ: Final = (
 _HEAD: Final = 1024
 _KINDS_OF_RIFF: Final = (b"WAVE", b"AVI ", b"AVIX")
 _FIRST_BOXES: Final = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot")
-_TS_PACKET: Final = 188
+_TS_PACKETS: Final = (188, 192)
+"""Bytes of a packet of MPEG-TS; camcorders put four before each (AVCHD)."""
+
+_FRAMES: Final = tuple(b"\xff%c" % kind for kind in b"\xe2\xe3\xf1\xf2\xf3\xf9\xfa\xfb\xfc\xfd")
+"""Beginnings of a frame of MP3, MP2 or AAC."""
+_MAX_CUT: Final = 1 << 14
 _MAX_PADDING: Final = 4096
 _MAX_TAGS: Final = 8
 
@@ -140,14 +145,15 @@ def is_known_container(data: bytes) -> bool:
     start = after_tags(data)
     if start > 0:
         data = data[start : start + _MAX_PADDING].lstrip(b"\0")
-    head = data[: 2 * _TS_PACKET + 1]
+    head = data[: 3 * max(_TS_PACKETS)]
     return (
         head.startswith(_LEADING)
         or (head[:4] in (b"RIFF", b"RIFX", b"RF64") and head[8:12] in _KINDS_OF_RIFF)
         or (head[:4] == b"FORM" and head[8:12] in (b"AIFF", b"AIFC"))
         or head[4:8] in _FIRST_BOXES
         or (len(head) > 1 and head[0] == 0xFF and head[1] & 0xE0 == 0xE0)  # MP3, AAC
-        or (head[:1] == b"G" and all(head[at : at + 1] == b"G" for at in (188, 376)))  # MPEG-TS
+        or any(data.count(frame, 0, _MAX_CUT) > 2 for frame in _FRAMES)  # amid a frame
+        or any(head[at::size][:3] == b"GGG" for size in _TS_PACKETS for at in range(size))
     )
 
 

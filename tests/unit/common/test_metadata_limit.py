@@ -3,10 +3,12 @@
 import contextlib
 import io
 import struct
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import av
+import numpy as np
 import pytest
 import soundfile  # type: ignore[import-untyped] # it has no types
 from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, VideoMediaIO
@@ -87,6 +89,13 @@ def read_one_by_one(count: int) -> bytes:
     return tagged(b"".join(b"TXXX\0\0\0\x08\0\0\0" + name + b"\0x" for name in names(count)))
 
 
+def packed_chapter(count: int) -> bytes:
+    titles = b"".join(b"TXXX\0\0\0\x08\0\0\0" + name + b"\0x" for name in names(count))
+    chapter = b"c\0" + bytes(16) + titles
+    packed = len(chapter).to_bytes(4, "big") + zlib.compress(chapter)
+    return tagged(b"CHAP" + struct.pack(">I", len(packed)) + b"\0\x88" + packed)
+
+
 def odd(count: int) -> bytes:
     return tagged(b"".join(b"RVA2\0\0\0\x01\0\0" + name[:1] for name in names(count)))
 
@@ -160,6 +169,29 @@ def test_what_is_compared_while_it_is_read_ends_after_a_while(
         av.open(io.BytesIO(many))
     with pytest.raises(ValueError, match="too long to open"):
         decode(Content.of(film("x")), VideoMediaIO(ImageMediaIO()), FetchPolicy(), anything)
+
+
+def test_a_compressed_chapter_hides_its_titles() -> None:
+    assert has_too_much_metadata(packed_chapter(1))
+
+
+def test_a_cover_is_one_comment() -> None:
+    cover = b"\x08\0\x40\0" + b"cover=" + b"x" * 0x40_0002
+    made = flac(100).replace(b"\x07\0\0\x0000001=x", cover)
+    size = len(made) - 46 - 100
+    assert not has_too_much_metadata(made[:43] + size.to_bytes(3, "big") + made[46:])
+    page = b"OggS\0\0" + bytes(20) + b"\xff" + b"\xff" * 255
+    assert not has_too_much_metadata(ogg(100) + 64 * (page + b"x" * 255 * 255))
+    several = 64 * (page + (b"x" * 251 + b"\0\1\0\0") * 255)
+    assert has_too_much_metadata(ogg(100) + several)
+
+
+def test_samples_are_no_frames_of_a_tag() -> None:
+    buffer = io.BytesIO()
+    one_sided = np.zeros((5_000, 2), np.int32)
+    one_sided[:, 0] = 0x41_41_41_00
+    soundfile.write(buffer, one_sided, 48_000, format="WAV", subtype="PCM_24")
+    assert not has_too_much_metadata(buffer.getvalue())
 
 
 def test_what_is_sent_every_day_has_not_too_much() -> None:

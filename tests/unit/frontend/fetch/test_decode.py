@@ -604,7 +604,7 @@ def test_a_codec_that_can_not_be_read_is_named() -> None:
         (b'{"error": 1}', "JSON"),
         (b"%PDF-1.7", "PDF"),
         (b"\0\0\0\x1cftypheic\0\0\0\0mif1heic", "HEIC"),
-        (b"\0\0\0\x1cftypmif1\0\0\0\0avifmif1", "HEIF"),
+        (b"\0\0\0\x1cftypmif1\0\0\0\0heicmif1", "HEIF"),
         (b"\xff\x0a\0", "JPEG XL"),
         (b"", "empty"),
         (b"nothing", "in no known format"),

@@ -207,6 +207,8 @@ def test_a_film_without_pictures() -> None:
     ("head", "name"),
     [
         (b"\0\0\0\x20ftypavif\0\0\0\0", "AVIF"),
+        (b"\0\0\0\x20ftypmif1\0\0\0\0mif1avifmiaf", "AVIF"),
+        (b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic", "HEIF"),
         (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "HEIC"),
         (b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG 2000"),
         (b"\xff\x0a", "JPEG XL"),

@@ -199,6 +199,18 @@ def test_known_containers(tmp_path: Path) -> None:
         assert not is_known_container(data)
 
 
+def test_a_piece_of_a_stream_is_read() -> None:
+    for data in (encoded_sound("mp3", "libmp3lame"), encoded_sound("adts", "aac")):
+        for piece in (data[300:], bytes(500) + data):
+            samples, _ = decode(Content.of(piece), AudioMediaIO(), FetchPolicy(), anything)
+            assert len(samples)
+    packets = encoded_sound("mpegts", "aac")
+    assert is_known_container(packets[100:])
+    timed = b"".join(bytes(4) + packets[at : at + 188] for at in range(0, len(packets), 188))
+    samples, _ = decode(Content.of(timed), AudioMediaIO(), FetchPolicy(), anything)
+    assert len(samples)
+
+
 def test_files_of_ones_own_are_written_and_read_as_before(tmp_path: Path) -> None:
     """Only how content from elsewhere is opened is another."""
     path = tmp_path / "x.wav"
