@@ -7,6 +7,7 @@ import sys
 import wave
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 import soundfile  # type: ignore[import-untyped] # it has no types
 import vllm
-from PIL import Image
+from PIL import Image, PngImagePlugin
 from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, VideoMediaIO
 from vllm.multimodal.media.audio import load_audio
 from vllm.multimodal.video_decoders import torchcodec
@@ -358,6 +359,30 @@ def film_of_streams(count: int) -> bytes:
         for stream in streams:
             file.mux([*stream.encode(grey), *stream.encode()])
     return buffer.getvalue()
+
+
+def test_a_png_of_many_texts_in_a_film() -> None:
+    buffer, named = io.BytesIO(), io.BytesIO()
+    texts = PngImagePlugin.PngInfo()
+    for number in range(1_001):
+        texts.add_text(f"{number}", "x")
+    picture = Image.new("RGB", (16, 16))
+    picture.save(buffer, "PNG")
+    picture.save(named, "PNG", pnginfo=texts)
+    guard_decoders()
+    for png, refused in ((buffer.getvalue(), False), (named.getvalue(), True)):
+        made = io.BytesIO()
+        with av.open(made, "w", format="mov") as file:
+            stream = file.add_stream("png", rate=1)
+            assert isinstance(stream, av.VideoStream)
+            stream.width = stream.height = 16
+            stream.pix_fmt = "rgb24"
+            file.start_encoding()
+            packet = av.Packet(png)
+            packet.stream, packet.pts, packet.dts = stream, 0, 0
+            file.mux(packet)
+        with pytest.raises(ValueError, match="many texts") if refused else nullcontext():
+            av.open(io.BytesIO(made.getvalue()))
 
 
 def test_sounds_of_eight_channels() -> None:
