@@ -44,7 +44,7 @@ from vllm.multimodal.media import image as media_image
 from vllm.multimodal.video_decoders import torchcodec
 
 from common.media.container_tables import fault_of
-from common.media.film_frames import THREADS_OF_4K, UP_TO_4K, VerifiedCapture
+from common.media.film_frames import THREADS_OF_4K, UP_TO_4K, VerifiedCapture, check_texts
 from common.media.formats import AVIF, FFMPEG_FORMATS, IMAGE_FORMATS, check_codecs
 from common.media.picture_metadata import limit_metadata
 from common.media.picture_strips import LARGE, is_large, strips
@@ -87,14 +87,6 @@ OPENING_S: Final = 3.0
 _MAX_STREAMS: Final = {"video": (4, "pictures"), "cover": (16, "covers"), "audio": (32, "sound")}
 """Streams of a file. FFmpeg decodes a frame of each to open it, and keeps those of pictures: 41 of
 8K in 270 KB took more than 3 GB, 901 of AAC 0.6 GB."""
-
-_PNGS: Final = ("png", "apng")
-_PNG_TEXTS: Final = (b"tEXt", b"zTXt", b"iTXt")
-_MAX_PNG_TEXTS: Final = 1_000
-"""Of one frame or cover: 40,000, of 0.8 MB, took 5 s whenever a film or sound was opened."""
-_MAX_REPEATED: Final = 4
-_FREE_BYTES: Final = 1 << 20
-_PACKET: Final = 32  # bytes that a packet counts for besides its own
 
 _WITHOUT_CODECS: Final = {
     "metadata_errors": "replace",
@@ -315,34 +307,12 @@ def _check(data: bytes) -> None:
             "cover" if Disposition.attached_pic in stream.disposition else stream.type
             for stream in container.streams
         )
-        _check_texts(container, data)
+        check_texts(container, data)
     for kind, (most, name) in _MAX_STREAMS.items():
         if streams[kind] > most:
             raise ValueError(
                 f"The medium has {streams[kind]} streams of {name}: at most {most} are taken"
             )
-
-
-def _check_texts(container: Any, data: bytes) -> None:
-    """Raise ValueError for a PNG of many texts: FFmpeg compares each with all before it."""
-    pictures = [
-        stream
-        for stream in container.streams.video
-        if stream.codec_context is not None and stream.codec_context.name in _PNGS
-    ]
-    left = _MAX_REPEATED * len(data) + _FREE_BYTES
-    packets = container.demux(*pictures)
-    while pictures:
-        try:
-            packet = next(packets, None)
-        except av.error.FFmpegError:
-            packet, pictures = data, []  # whatever can be read of it
-        if packet is None:
-            break
-        piece = bytes(packet)
-        left -= len(piece) + _PACKET
-        if left < 0 or sum(map(piece.count, _PNG_TEXTS)) > _MAX_PNG_TEXTS:
-            raise ValueError("The medium has a PNG with too many texts, or the same one often")
 
 
 def _timely_opened(data: bytes, *args: object, **options: object) -> Any:

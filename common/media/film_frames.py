@@ -47,6 +47,14 @@ _MAX_KEPT: Final = 8
 _kept: "Final[list[tuple[tuple[object, ...], VideoReformatter]]]" = []
 _keeping: Final = threading.Lock()
 
+_PNGS: Final = ("png", "apng")
+_PNG_TEXTS: Final = (b"tEXt", b"zTXt", b"iTXt")
+_MAX_PNG_TEXTS: Final = 1_000
+"""Of one frame or cover: 40,000, of 0.8 MB, took 5 s whenever a film or sound was opened."""
+_MAX_REPEATED: Final = 4
+_FREE_BYTES: Final = 1 << 20
+_PACKET: Final = 32  # bytes that a packet counts for besides its own
+
 _STEP: Final = 8
 _UNCONVERTIBLE: Final = (
     "The colours of the film can't be converted (colour space {}, transfer {}): send a film in "
@@ -212,3 +220,25 @@ def _kept_converter(colours: tuple[object, ...]) -> "Iterator[VideoReformatter]"
     with _keeping:
         _kept.append((colours, converter))
         del _kept[:-_MAX_KEPT]
+
+
+def check_texts(container: Any, data: bytes) -> None:
+    """Raise ValueError for a PNG of many texts: FFmpeg compares each with all before it."""
+    pictures = [
+        stream
+        for stream in container.streams.video
+        if stream.codec_context is not None and stream.codec_context.name in _PNGS
+    ]
+    left = _MAX_REPEATED * len(data) + _FREE_BYTES
+    packets = container.demux(*pictures)
+    while pictures:
+        try:
+            packet = next(packets, None)
+        except av.error.FFmpegError:
+            packet, pictures = data, []  # whatever can be read of it
+        if packet is None:
+            break
+        piece = bytes(packet)
+        left -= len(piece) + _PACKET
+        if left < 0 or sum(map(piece.count, _PNG_TEXTS)) > _MAX_PNG_TEXTS:
+            raise ValueError("The medium has a PNG with too many texts, or the same one often")
