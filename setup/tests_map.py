@@ -19,6 +19,7 @@ PACKAGES: Final = ("backend_worker", "common", "frontend")
 THROUGH: Final[Mapping[str, str]] = {
     "common/cli/mmrouter.py": "common/test_mmrouter_command.py",
     "common/cli/worker_settings.py": "common/test_startup_checks.py",
+    "common/media/quick_decoders.py": "frontend/fetch/test_decode.py",
     "common/transfer/pages.py": "common/test_large_memory.py",
     "frontend/client_turns.py": "frontend/fetch/test_loader.py",
     **{
