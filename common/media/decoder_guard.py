@@ -29,6 +29,7 @@ import av
 import cv2
 import numpy as np
 import torch
+from av.codec.codec import UnknownCodecError
 from av.stream import Disposition
 from PIL import (
     AvifImagePlugin,
@@ -45,7 +46,7 @@ from vllm.multimodal.video_decoders import torchcodec
 
 from common.media.container_tables import fault_of
 from common.media.film_frames import THREADS_OF_4K, UP_TO_4K, VerifiedCapture, check_texts
-from common.media.formats import AVIF, FFMPEG_FORMATS, IMAGE_FORMATS, check_codecs
+from common.media.formats import AVIF, FFMPEG_FORMATS, IMAGE_FORMATS, check_codecs, is_read
 from common.media.picture_metadata import limit_metadata
 from common.media.picture_strips import LARGE, is_large, strips
 from common.media.quick_decoders import Ppm, Qoi, RefusedPlainText
@@ -57,9 +58,19 @@ logger = logging.getLogger(__name__)
 
 _NO_PROTOCOL: Final = "none"  # the name of no protocol or codec; OpenCV takes no empty list
 
+
+def _decoders() -> Iterator[str]:
+    """Yield FFmpeg's names of what decodes the codecs that are read."""
+    for name in av.codecs_available:
+        with contextlib.suppress(UnknownCodecError):  # it encodes only
+            if is_read(av.Codec(name, "r").canonical_name):
+                yield name
+
+
 _OPTIONS: Final = {
     "protocol_whitelist": _NO_PROTOCOL,
     "format_whitelist": ",".join(FFMPEG_FORMATS),
+    "codec_whitelist": ",".join(_decoders()),  # of each stream a frame is decoded to open a file
 }
 _OPENCV_OPTIONS: Final = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
 """OpenCV reads it from the environment whenever it opens a video."""

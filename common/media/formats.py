@@ -79,14 +79,18 @@ _CODECS: Final = {
 damaged data some show uninitialized memory: Flash Screen Video and CineForm did."""
 
 
+def is_read(codec: str) -> bool:
+    """Return whether FFmpeg may decode a codec, by its canonical name."""
+    return codec in _CODECS or codec.startswith("pcm_")
+
+
 def check_codecs(streams: "Iterable[Stream]") -> None:
     """Raise ValueError if streams of PyAV have another codec."""
     for stream in streams:
-        codec = getattr(
-            stream.codec_context, "codec", None
-        )  # of an unknown one there is no context
+        # Of an unknown codec there is no context.
+        codec = getattr(stream.codec_context, "codec", None)
         name = codec and codec.canonical_name
-        if name not in _CODECS and not str(name).startswith("pcm_"):
+        if not is_read(str(name)):
             raise ValueError(f"Its codec ({name}) is not read: send H.264, VP9, AAC or FLAC")
 
 

@@ -331,6 +331,20 @@ def test_a_film_of_many_streams_of_pictures() -> None:
             decode(many, reader, FetchPolicy(), anything)
 
 
+@pytest.mark.parametrize(("codec", "decoded"), [("cfhd", False), ("mpeg4", True)])
+def test_nothing_decodes_a_codec_that_is_not_read(codec: str, decoded: bool) -> None:
+    """FFmpeg decodes a frame of each stream to open a film."""
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mov") as file:
+        stream: Any = file.add_stream(codec, rate=25)
+        stream.width, stream.height = 64, 48
+        stream.pix_fmt = stream.codec.video_formats[0].name
+        grey = av.VideoFrame.from_ndarray(np.full((48, 64, 3), 99, np.uint8), format="rgb24")
+        file.mux([*stream.encode(grey), *stream.encode()])
+    with av.open(io.BytesIO(buffer.getvalue())) as film:
+        assert (film.streams.video[0].codec_context.pix_fmt is not None) == decoded
+
+
 def test_a_sound_of_many_covers() -> None:
     """Covers are streams of pictures too."""
     buffer, cover = io.BytesIO(), io.BytesIO()
