@@ -29,8 +29,6 @@ import av
 import cv2
 import numpy as np
 import torch
-from av.codec.codec import UnknownCodecError
-from av.stream import Disposition
 from PIL import (
     AvifImagePlugin,
     ExifTags,
@@ -62,7 +60,7 @@ _NO_PROTOCOL: Final = "none"  # the name of no protocol or codec; OpenCV takes n
 def _decoders() -> Iterator[str]:
     """Yield FFmpeg's names of what decodes the codecs that are read."""
     for name in av.codecs_available:
-        with contextlib.suppress(UnknownCodecError):  # it encodes only
+        with contextlib.suppress(av.codec.codec.UnknownCodecError):  # it encodes only
             if is_read(av.Codec(name, "r").canonical_name):
                 yield name
 
@@ -315,7 +313,7 @@ def _check(data: bytes) -> None:
         _timely_opened(data, **_WITHOUT_CODECS) as container,
     ):
         streams.update(
-            "cover" if Disposition.attached_pic in stream.disposition else stream.type
+            "cover" if av.stream.Disposition.attached_pic in stream.disposition else stream.type
             for stream in container.streams
         )
         check_texts(container, data)

@@ -11,6 +11,9 @@ class error:
     FFmpegError = FFmpegError
 
 
+codecs_available: frozenset[str] = frozenset()
+
+
 def open(*args: object, **kwargs: object) -> NoReturn:
     raise FFmpegError("the kit has no PyAV: films and sounds can't be decoded")
 
