@@ -302,9 +302,9 @@ def _limit_ffmpegs_memory() -> None:
         getattr(ctypes.CDLL(path), _MAX_ALLOC)(ctypes.c_size_t(MAX_FFMPEG_BYTES))
 
 
-def _check(data: bytes) -> None:
+def _check(data: bytes, *, film: bool = False) -> None:
     """Raise ValueError if a medium's tables would make FFmpeg allocate for missing data, its
-    metadata take hours, or its streams gigabytes."""
+    metadata take hours, its streams gigabytes, or seeking in a film end the process."""
     if fault := fault_of(data):
         raise ValueError(f"The medium {fault}")
     streams: Counter[str] = Counter()
@@ -317,6 +317,9 @@ def _check(data: bytes) -> None:
             for stream in container.streams
         )
         check_texts(container, data)
+        if film and streams["cover"] and container.format.name == "ogg":
+            # FFmpeg counts no covers where it asserts that the stream to seek in exists.
+            raise ValueError("The medium is Ogg with a cover, which is not read as a film")
     for kind, (most, name) in _MAX_STREAMS.items():
         if streams[kind] > most:
             raise ValueError(
@@ -404,7 +407,7 @@ class _Capture:
 def _guarded_capture(*args: Any, **kwargs: Any) -> Any:
     if args and isinstance(args[0], BytesIO):
         data = args[0].getvalue()
-        _check(data)
+        _check(data, film=True)
         return _Capture(data, *args[1:], **kwargs)
     return _OPENCV_OPEN(*args, **kwargs)
 

@@ -1,11 +1,12 @@
 """Texts that name files and addresses are no media, and nothing that they name is opened."""
 
+import base64
 import io
 import re
 import struct
 import sys
 import wave
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -122,9 +123,10 @@ def test_torchcodec_takes_no_orders_so_it_is_not_used(tmp_path: Path) -> None:
         torchcodec.VideoDecoder(b"")
 
 
-def encoded_sound(format: str, codec: str) -> bytes:
+def encoded_sound(format: str, codec: str, titles: Mapping[str, str] | None = None) -> bytes:
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=format) as file:
+        file.metadata.update(titles or {})
         stream: Any = file.add_stream(codec, rate=48_000, layout="mono")
         frame = av.AudioFrame.from_ndarray(
             np.zeros((1, 48_000), np.float32), format="fltp", layout="mono"
@@ -361,6 +363,19 @@ def test_a_sound_of_many_covers() -> None:
     assert decode(few, reader, FetchPolicy(), anything)
     with pytest.raises(ValueError, match="has 17 streams of covers: at most 16"):
         decode(many, reader, FetchPolicy(), anything)
+
+
+def test_an_ogg_with_a_cover_ends_no_process() -> None:
+    """FFmpeg asserts that the cover is no cover when OpenCV seeks in it."""
+    picture = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(picture, "PNG")
+    numbers = struct.pack(">IIIII", 8, 8, 24, 0, len(picture.getvalue()))
+    block = struct.pack(">II9sI", 3, 9, b"image/png", 0) + numbers + picture.getvalue()
+    titles = {"METADATA_BLOCK_PICTURE": base64.b64encode(block).decode()}
+    covered = Content.of(encoded_sound("ogg", "libopus", titles))
+    with pytest.raises(ValueError, match="Ogg with a cover"):
+        decode(covered, READERS["film"], FetchPolicy(), anything)
+    assert decode(covered, READERS["sound by PyAV"], FetchPolicy(), anything)
 
 
 def film_of_streams(count: int) -> bytes:
