@@ -90,6 +90,8 @@ _NAMES: Final = {
     _MXF_START: (re.compile(rb"\x06\x0e\x2b\x34\x02\x53\x01\x01"),),  # sets of MXF
 }
 _TAG: Final = re.compile(rb"ID3[\x02-\x04][^\xff].([\x00-\x7f]{4})", re.DOTALL)
+_MAX_TAGS: Final = 4_096
+"""ID3 tags of a file, which pieces of a broadcast have one each of."""
 _FRAMES_OF_ID3: Final = re.compile(rb"T[A-Z0-9]{2}|COM|PIC|PRI|CHA|ULT|USL|SLT|SYL")
 """Names of three or four letters, of frames that libsndfile or FFmpeg keep."""
 
@@ -343,9 +345,10 @@ def has_too_much_metadata(data: bytes) -> bool:
     """Return whether FFmpeg would compare too many pieces of metadata."""
     most = MAX_ENTRIES + len(data) // _CHANCE
     start = after_tags(data)
-    tags = list(_spans_of_tags(data))
+    tags = list(islice(_spans_of_tags(data), _MAX_TAGS + 1))
     return (
-        any(
+        len(tags) > _MAX_TAGS
+        or any(
             data.startswith(begins) and _has_more(name, data, most)
             for begins, names in _NAMES.items()
             for name in names

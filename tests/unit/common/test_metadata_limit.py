@@ -86,12 +86,15 @@ def private(count: int) -> bytes:
 
 def read_one_by_one(count: int) -> bytes:
     """Titles that FFmpeg compares while it reads."""
-    return tagged(b"".join(b"TXXX\0\0\0\x08\0\0\0" + name + b"\0x" for name in names(count)))
+    return tagged(named(count))
+
+
+def named(count: int) -> bytes:
+    return b"".join(b"TXXX\0\0\0\x08\0\0\0" + name + b"\0x" for name in names(count))
 
 
 def packed_chapter(count: int) -> bytes:
-    titles = b"".join(b"TXXX\0\0\0\x08\0\0\0" + name + b"\0x" for name in names(count))
-    chapter = b"c\0" + bytes(16) + titles
+    chapter = b"c\0" + bytes(16) + named(count)
     packed = len(chapter).to_bytes(4, "big") + zlib.compress(chapter)
     return tagged(b"CHAP" + struct.pack(">I", len(packed)) + b"\0\x88" + packed)
 
@@ -169,6 +172,12 @@ def test_what_is_compared_while_it_is_read_ends_after_a_while(
         av.open(io.BytesIO(many))
     with pytest.raises(ValueError, match="too long to open"):
         decode(Content.of(film("x")), VideoMediaIO(ImageMediaIO()), FetchPolicy(), anything)
+
+
+def test_tags_have_a_limit() -> None:
+    """A million empty ones, of 11 MB, took a thread 4 s to look through."""
+    tag = tagged(b"")[:10] + b"x"
+    assert not has_too_much_metadata(tag * 4_096) and has_too_much_metadata(tag * 4_097)
 
 
 def test_a_compressed_chapter_hides_its_titles() -> None:
