@@ -41,7 +41,7 @@ from tests.hostile_media import (
     sdp,
 )
 from tests.opens import Opens, opens_of
-from tests.unit.frontend.fetch.videos import video
+from tests.unit.frontend.fetch.videos import encoded_film, video
 
 KINDS = list(naming("x"))
 PYAV = re.compile(r"^\s*(import|from) av\b", re.MULTILINE)
@@ -333,29 +333,29 @@ def test_a_film_of_many_streams_of_pictures() -> None:
             decode(many, reader, FetchPolicy(), anything)
 
 
-@pytest.mark.parametrize(("codec", "decoded"), [("cfhd", False), ("mpeg4", True)])
-def test_nothing_decodes_a_codec_that_is_not_read(codec: str, decoded: bool) -> None:
+@pytest.mark.parametrize(
+    ("codec", "pixels", "decoded"), [("cfhd", "yuv422p10le", False), ("mpeg4", "yuv420p", True)]
+)
+def test_nothing_decodes_a_codec_that_is_not_read(codec: str, pixels: str, decoded: bool) -> None:
     """FFmpeg decodes a frame of each stream to open a film."""
-    buffer = io.BytesIO()
-    with av.open(buffer, "w", format="mov") as file:
-        stream: Any = file.add_stream(codec, rate=25)
-        stream.width, stream.height = 64, 48
-        stream.pix_fmt = stream.codec.video_formats[0].name
-        grey = av.VideoFrame.from_ndarray(np.full((48, 64, 3), 99, np.uint8), format="rgb24")
-        file.mux([*stream.encode(grey), *stream.encode()])
-    with av.open(io.BytesIO(buffer.getvalue())) as film:
+    with av.open(io.BytesIO(encoded_film("mov", codec, 1, pixels))) as film:
         assert (film.streams.video[0].codec_context.pix_fmt is not None) == decoded
+
+
+def cover() -> bytes:
+    """A cover as FLAC and Vorbis have it."""
+    picture = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(picture, "PNG")
+    numbers = struct.pack(">IIIII", 8, 8, 24, 0, len(picture.getvalue()))
+    return struct.pack(">II9sI", 3, 9, b"image/png", 0) + numbers + picture.getvalue()
 
 
 def test_a_sound_of_many_covers() -> None:
     """Covers are streams of pictures too."""
-    buffer, cover = io.BytesIO(), io.BytesIO()
+    buffer = io.BytesIO()
     soundfile.write(buffer, np.zeros(8000, np.float32), 8000, format="FLAC")
-    Image.new("RGB", (8, 8)).save(cover, "PNG")
     head, info, rest = buffer.getvalue()[:4], buffer.getvalue()[5:42], buffer.getvalue()[42:]
-    numbers = struct.pack(">IIIII", 8, 8, 24, 0, len(cover.getvalue()))
-    content = struct.pack(">II9sI", 0, 9, b"image/png", 0) + numbers + cover.getvalue()
-    block = b"\x06" + len(content).to_bytes(3, "big") + content
+    block = b"\x06" + len(cover()).to_bytes(3, "big") + cover()
     reader, few, many = (
         READERS["sound by PyAV"],
         *(Content.of(head + b"\x00" + info + count * block + rest) for count in (16, 17)),
@@ -367,11 +367,7 @@ def test_a_sound_of_many_covers() -> None:
 
 def test_an_ogg_with_a_cover_ends_no_process() -> None:
     """FFmpeg asserts that the cover is no cover when OpenCV seeks in it."""
-    picture = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(picture, "PNG")
-    numbers = struct.pack(">IIIII", 8, 8, 24, 0, len(picture.getvalue()))
-    block = struct.pack(">II9sI", 3, 9, b"image/png", 0) + numbers + picture.getvalue()
-    titles = {"METADATA_BLOCK_PICTURE": base64.b64encode(block).decode()}
+    titles = {"METADATA_BLOCK_PICTURE": base64.b64encode(cover()).decode()}
     covered = Content.of(encoded_sound("ogg", "libopus", titles))
     with pytest.raises(ValueError, match="Ogg with a cover"):
         decode(covered, READERS["film"], FetchPolicy(), anything)
