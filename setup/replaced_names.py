@@ -92,9 +92,9 @@ PROCESS: Final = (
                 "vars(av)['AudioResampler']",
             ),
             "common/media/picture_metadata.py": (
-                "_DIRECTORY.load",
                 "image.open_image",
                 "media_image.open_image",
+                "vars(TiffImagePlugin)['ImageFileDirectory_v2']",
             ),
             "common/vllm_compat/features.py": ("OpenCVVideoBackendMixin.demux_count_frames",),
             "frontend/fetch/decoders.py": ("Image.MAX_IMAGE_PIXELS", "envs.VLLM_MAX_IMAGE_PIXELS"),

@@ -6,8 +6,9 @@ the latter with 12 MB, of one client, delayed another client's chats by 1.1 s (m
 
 from functools import wraps
 from io import BytesIO
-from typing import IO, Any, Final
+from typing import IO, Final, Literal
 
+import numpy as np
 from PIL import Image, TiffImagePlugin, TiffTags
 from vllm.multimodal import image
 from vllm.multimodal.media import image as media_image
@@ -34,16 +35,47 @@ _FRACTIONS: Final = {TiffTags.RATIONAL, TiffTags.SIGNED_RATIONAL}
 _FRACTION: Final = 16
 """Weight of a byte of a fraction, of which Pillow makes several objects."""
 
+_OFFSETS: Final = (TiffImagePlugin.STRIPOFFSETS, TiffImagePlugin.TILEOFFSETS)
+_LENGTHS: Final = (TiffImagePlugin.STRIPBYTECOUNTS, TiffImagePlugin.TILEBYTECOUNTS)
+_LAYOUT: Final = (
+    *_OFFSETS,
+    *_LENGTHS,
+    TiffImagePlugin.IMAGEWIDTH,
+    TiffImagePlugin.IMAGELENGTH,
+    TiffImagePlugin.BITSPERSAMPLE,
+    TiffImagePlugin.COMPRESSION,
+    TiffImagePlugin.SAMPLESPERPIXEL,
+    TiffImagePlugin.ROWSPERSTRIP,
+    TiffImagePlugin.PLANAR_CONFIGURATION,
+    TiffImagePlugin.TILEWIDTH,
+    TiffImagePlugin.TILELENGTH,
+)
+"""Tags of a TIFF that say how much libtiff decodes."""
+
+_NUMBERS: Final = {
+    TiffTags.SHORT: "u2",
+    TiffTags.LONG: "u4",
+    TiffTags.LONG8: "u8",
+    TiffTags.SIGNED_SHORT: "u2",
+    TiffTags.SIGNED_LONG: "u4",
+    TiffTags.IFD: "u4",
+}
+
+MAX_PLAIN_PARTS: Final = 1 << 16
+"""Strips or tiles of a TIFF that is not compressed, each of which Pillow reads in Python."""
+
+MAX_PACKED_BYTES: Final = 512 << 20
+"""Bytes of all strips or tiles of a TIFF, twice the largest file. They may overlap: 5 MB of which
+500,000 strips had a megabyte each took minutes."""
+
 _VLLMS_OPEN: Final = image.open_image
-_DIRECTORY: Final[Any] = TiffImagePlugin.ImageFileDirectory_v2
-_PILLOWS_LOAD: Final = _DIRECTORY.load
 
 
 class MetadataError(ValueError):
     """A picture's metadata would take too long to read, or too much memory."""
 
-    def __init__(self) -> None:
-        super().__init__("it has too many pieces of metadata")
+    def __init__(self, message: str = "it has too many pieces of metadata") -> None:
+        super().__init__(message)
 
 
 class _FewReads(BytesIO):
@@ -61,7 +93,7 @@ class _FewReads(BytesIO):
 def limit_metadata() -> None:
     """Limit the pictures that vLLM and this package open in this process."""
     image.open_image = media_image.open_image = _open_image
-    _DIRECTORY.load = _load_tags
+    vars(TiffImagePlugin)["ImageFileDirectory_v2"] = _Tags
 
 
 @wraps(_VLLMS_OPEN)
@@ -73,22 +105,58 @@ def _open_image(fp: BytesIO) -> Image.Image:
     return opened
 
 
-def _load_tags(tags: Any, fp: IO[bytes]) -> None:
-    """Load like Pillow. Numbers beyond the limit are refused in a TIFF, and ignored in EXIF."""
-    if tags._bigtiff:
+class _Tags(TiffImagePlugin.ImageFileDirectory_v2):
+    """The tags of a TIFF, or of EXIF."""
+
+    def load(self, fp: IO[bytes]) -> None:
+        """Load like Pillow. Numbers beyond the limit are refused in a TIFF, and ignored in EXIF."""
         begin = fp.tell()
-        if int.from_bytes(fp.read(8), "big" if tags._endian == ">" else "little") > _MAX_TAGS:
-            raise MetadataError
+        layout = self._layout(fp)
         fp.seek(begin)
-    _PILLOWS_LOAD(tags, fp)
-    left = MAX_NUMBERS
-    for tag, data in list(tags._tagdata.items()):
-        if (kind := tags.tagtype[tag]) in _PLAIN:
-            continue
-        numbers = len(data) * (_FRACTION if kind in _FRACTIONS else 1)
-        if numbers <= left:
-            left -= numbers
-            continue
-        if tags._tag_data_limit is not None:  # only a TIFF's own tags have one
+        super().load(fp)
+        limited = self._tag_data_limit is not None  # only a TIFF's own tags are
+        tags = self._tagdata
+        left = MAX_NUMBERS
+        for tag, data in list(tags.items()):
+            if (kind := self.tagtype[tag]) in _PLAIN:
+                continue
+            numbers = len(data) * (_FRACTION if kind in _FRACTIONS else 1)
+            if numbers <= left:
+                left -= numbers
+            elif limited:
+                raise MetadataError
+            else:
+                del tags[tag]
+        if limited:
+            if len(set(layout)) < len(layout) or not set(layout) <= tags.keys():
+                raise MetadataError("its TIFF tags are damaged: save it anew, or send PNG")
+            self._check_parts(tags)
+
+    def _layout(self, fp: IO[bytes]) -> list[int]:
+        """Return the tags of the layout that are stored, of which libtiff may read others."""
+        count, size = ("u8", "u8") if self._bigtiff else ("u2", "u4")
+        row = np.dtype([("tag", "u2"), ("type", "u2"), ("count", size), ("data", size)])
+        number = int.from_bytes(fp.read(int(count[1])), self._order())
+        if number > _MAX_TAGS:
             raise MetadataError
-        del tags._tagdata[tag]
+        data = fp.read(number * row.itemsize)
+        rows = np.frombuffer(data, row.newbyteorder(self._order()), len(data) // row.itemsize)
+        found: list[int] = rows["tag"][np.isin(rows["tag"], _LAYOUT) & (rows["count"] > 0)].tolist()
+        return found
+
+    def _order(self) -> Literal["big", "little"]:
+        return "big" if self.prefix == TiffImagePlugin.MM else "little"
+
+    def _check_parts(self, tags: dict[int, bytes]) -> None:
+        """Raise MetadataError if strips or tiles would take too long to decode."""
+        plain = self.get(TiffImagePlugin.COMPRESSION, 1) == 1
+        parts = [
+            np.frombuffer(
+                data, np.dtype(_NUMBERS.get(self.tagtype[tag], "u1")).newbyteorder(self._order())
+            )
+            for tag, data in tags.items()
+            if tag in (_OFFSETS if plain else _LENGTHS)
+        ]
+        amounts = map(len, parts) if plain else (int(each.sum()) for each in parts)
+        if sum(amounts) > (MAX_PLAIN_PARTS if plain else MAX_PACKED_BYTES):
+            raise MetadataError("its strips or tiles are too many: save it anew, or send PNG")

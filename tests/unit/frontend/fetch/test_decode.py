@@ -18,7 +18,22 @@ import numpy as np
 import pytest
 from PIL import ExifTags, GifImagePlugin, Image, ImageCms, ImageFile, PngImagePlugin, TiffTags
 from PIL.AvifImagePlugin import AvifImageFile
-from PIL.TiffImagePlugin import BITSPERSAMPLE, X_RESOLUTION
+from PIL.TiffImagePlugin import (
+    BITSPERSAMPLE,
+    COMPRESSION,
+    IMAGELENGTH,
+    IMAGEWIDTH,
+    PHOTOMETRIC_INTERPRETATION,
+    ROWSPERSTRIP,
+    SAMPLESPERPIXEL,
+    STRIPBYTECOUNTS,
+    STRIPOFFSETS,
+    TILEBYTECOUNTS,
+    TILELENGTH,
+    TILEOFFSETS,
+    TILEWIDTH,
+    X_RESOLUTION,
+)
 from PIL.WebPImagePlugin import WebPImageFile
 from vllm import envs
 from vllm.multimodal.image import convert_image_mode
@@ -27,7 +42,12 @@ from vllm.multimodal.media.audio import load_audio
 
 from common.media import webp_and_avif
 from common.media.formats import IMAGE_FORMATS
-from common.media.picture_metadata import MAX_NUMBERS, MAX_READS
+from common.media.picture_metadata import (
+    MAX_NUMBERS,
+    MAX_PACKED_BYTES,
+    MAX_PLAIN_PARTS,
+    MAX_READS,
+)
 from frontend.fetch import decoders, format_probe
 from frontend.fetch.content import Content, decoding_mode
 from frontend.fetch.data_url import read_data_url
@@ -123,7 +143,8 @@ def test_a_header_that_takes_minutes_to_read() -> None:
     exif = b"\xff\xe1\x00\x09Exif\0\0x"
     hidden = b"\xff\xf0\xff\xff" + 5_000 * exif  # Pillow does not skip such a segment
     note = b"\xff\xfe\x00\x02"
-    chunk = struct.pack(">I4sI", 0, b"teSt", zlib.crc32(b"teSt"))
+    scan = whole.index(b"\xff\xda") + 14
+    chunk, pixels = (struct.pack(">I4sI", 0, kind, zlib.crc32(kind)) for kind in (b"teSt", b"IDAT"))
     drawn = picture("x")
     tags = struct.pack("<4sHHQQ", b"II+\0", 8, 0, 16, 1 << 20) + bytes(100)
     still = io.BytesIO()
@@ -134,7 +155,9 @@ def test_a_header_that_takes_minutes_to_read() -> None:
         whole[:2] + 70 * exif + whole[2:],
         whole[:2] + hidden + whole[2:],
         whole[:2] + 5_000 * note + whole[2:],
+        whole[:scan] + 5_000 * b"\xff\x02\0\2" + whole[scan:],
         drawn[:33] + 300_000 * chunk + drawn[33:],
+        drawn[:33] + 300_000 * pixels + drawn[33:],
         tags,
         moving[:head] + b"!\xfe" + 300_000 * b"\x02ab" + b"\0" + moving[head:],
         moving[:head] + MAX_READS * b"\0" + moving[head:],
@@ -363,29 +386,77 @@ def test_a_picture_without_its_end_is_called_so(format_: str) -> None:
         decoded(cut, limited())
 
 
+def grey_tiff(data: bytes, tags: dict[int, list[int]]) -> bytes:
+    """Return a deflated TIFF of 10 x 10, unless ``tags`` say otherwise, whose data begin at 8."""
+    tags = {
+        IMAGEWIDTH: [10],
+        IMAGELENGTH: [10],
+        BITSPERSAMPLE: [8],
+        COMPRESSION: [8],
+        PHOTOMETRIC_INTERPRETATION: [1],
+        SAMPLESPERPIXEL: [1],
+    } | tags
+    begin = 8 + len(data)
+    rows, behind = b"", b""
+    for tag, values in sorted(tags.items()):
+        numbers = struct.pack(f"<{len(values)}I", *values)
+        if len(values) > 1:
+            at = struct.pack("<I", begin + 6 + 12 * len(tags) + len(behind))
+            numbers, behind = at, behind + numbers
+        rows += struct.pack("<HHI", tag, TiffTags.LONG, len(values)) + numbers
+    head = struct.pack("<2sHI", b"II", 42, begin)
+    return head + data + struct.pack("<H", len(tags)) + rows + bytes(4) + behind
+
+
 def test_a_tile_larger_than_its_picture() -> None:
     """It is decoded whole: 4 MB of a TIFF of 10x10 pixels took a gigabyte."""
     side = 1024
     tile = zlib.compress(bytes(side * side))
-    tags = {
-        256: 10,
-        257: 10,
-        258: 8,
-        259: 8,
-        262: 1,
-        277: 1,  # 10x10, one byte each, deflated
-        322: side,
-        323: side,
-        324: 8,
-        325: len(tile),
-    }
-    tiff = struct.pack("<2sHI", b"II", 42, 8 + len(tile)) + tile
-    tiff += struct.pack("<H", len(tags))
-    tiff += b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
-    tiff += bytes(4)
-    assert picture_pixels(tiff, FetchPolicy()) == side * side
+    tall = {TILELENGTH: [side], TILEOFFSETS: [8], TILEBYTECOUNTS: [len(tile)]}
+    alone = grey_tiff(tile, {TILEWIDTH: [side], **tall})
+    assert picture_pixels(alone, FetchPolicy()) == side * side
     with pytest.raises(RefusedError, match="at most 1,000,000 "):
-        decoded(tiff, limited(max_pixels=1_000_000))
+        decoded(alone, limited(max_pixels=1_000_000))
+    # Several may be the same, and hardly be seen: 70 KB of 1,024 large ones took a minute.
+    many = {IMAGEWIDTH: [side + 1], IMAGELENGTH: [5 * side + 1], TILEWIDTH: [side], **tall}
+    many |= {TILEOFFSETS: [8] * 12, TILEBYTECOUNTS: [len(tile)] * 12}
+    assert picture_pixels(grey_tiff(tile, many), limited()) == 6 * side * side
+    with pytest.raises(RefusedError, match="it has 6,291,456 pixels"):
+        decoded(grey_tiff(tile, many), limited(max_pixels=6_000_000))
+
+
+def test_strips_that_overlap() -> None:
+    """libtiff unpacks each whole: 5 MB took hours, in a call that nothing ends."""
+    policy = limited()
+    strip = zlib.compress(bytes(16))
+    rows = 1000
+    tags = {IMAGELENGTH: [rows], ROWSPERSTRIP: [1], STRIPOFFSETS: [8] * rows}
+    lengths = {STRIPBYTECOUNTS: [len(strip)] * rows}
+    assert decoded(grey_tiff(strip, tags | lengths), policy)
+    for bomb in (
+        tags | {STRIPBYTECOUNTS: [MAX_PACKED_BYTES // rows + 1] * rows},
+        tags | {COMPRESSION: [1], STRIPOFFSETS: [8] * (MAX_PLAIN_PARTS + 1)},
+    ):
+        with pytest.raises(RefusedError, match="strips or tiles are too many"):
+            decoded(grey_tiff(strip, bomb), policy)
+
+
+@pytest.mark.parametrize("kind", [17, 99])
+def test_tags_that_only_libtiff_reads(kind: int) -> None:
+    """Or of which it reads the first, and Pillow the second."""
+    policy = limited()
+    tile = zlib.compress(bytes(256))
+    tags = {TILEWIDTH: [16], TILELENGTH: [16], TILEOFFSETS: [8], TILEBYTECOUNTS: [len(tile)]}
+    whole = grey_tiff(tile, tags)
+    at = whole.index(struct.pack("<HH", TILEWIDTH, TiffTags.LONG))
+    odd = struct.pack("<HHII", TILEWIDTH, kind, 1, 16)
+    begin = int.from_bytes(whole[4:8], "little")
+    number = int.from_bytes(whole[begin : begin + 2], "little")
+    twice = whole[:begin] + struct.pack("<H", number + 1) + whole[begin + 2 : at] + odd + whole[at:]
+    for bad in (whole[:at] + odd + whole[at + 12 :], twice):
+        with pytest.raises(RefusedError, match="its TIFF tags are damaged: save it anew"):
+            decoded(bad, policy)
+    assert decoded(whole, policy)
 
 
 def test_pictures_that_may_be_larger_than_they_say() -> None:
