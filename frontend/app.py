@@ -30,7 +30,7 @@ from common.transfer.pages import give_back_large_memory
 from common.vllm_compat.features import INSTALLED
 from frontend.args import FrontendArgs, parse
 from frontend.door import make_door
-from frontend.fetch import CONNECTOR_NAME, MediaLoader, register
+from frontend.fetch import CONNECTOR_NAME, DecoderProcesses, MediaLoader, register
 from frontend.http import (
     History,
     Management,
@@ -120,6 +120,9 @@ async def open_frontend(
 ) -> AsyncIterator[Frontend]:
     """Open all parts, close them on exit. Raises ConfigurationError if one is unavailable."""
     async with AsyncExitStack() as closing:
+        # First, since it forks this process, which has no threads of ours yet.
+        processes = DecoderProcesses(args.media)
+        closing.callback(processes.close)
         make_sender = partial(
             MediaSender.create, args.arena.arena_bytes, args.transfer, args.network
         )
@@ -131,7 +134,7 @@ async def open_frontend(
         key = args.process.fleet_key()
         media_sender = await made_in_thread(make_sender, MediaSender.close)
         closing.callback(media_sender.close)
-        loader = MediaLoader(args.media, args.media.cache_bytes)
+        loader = MediaLoader(args.media, args.media.cache_bytes, processes=processes)
         closing.push_async_callback(loader.close)
         register(loader)
         frontend_id = Incarnation(secrets.token_hex(8))

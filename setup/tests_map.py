@@ -86,7 +86,7 @@ THROUGH: Final[Mapping[str, str]] = {
     "frontend/fetch/video_limit.py": "frontend/fetch/test_decode.py",
     "common/aio/fork_server.py": "frontend/processing/test_hung_processes.py",
     "frontend/processing/child.py": "frontend/processing/test_pool.py",
-    "frontend/processing/forks.py": "frontend/processing/test_hung_processes.py",
+    "frontend/fetch/decoder_child.py": "frontend/fetch/test_decoder_processes.py",
     "frontend/processing/exchange.py": "frontend/processing/test_pool.py",
     "frontend/processing/prompt_media.py": "frontend/processing/test_media_processing.py",
     "frontend/processing/processed_once.py": "frontend/processing/test_media_processing.py",

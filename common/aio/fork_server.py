@@ -1,9 +1,10 @@
-"""Import the modules of a frontend's processes once and fork each: ``fork_server MODULE FD``.
+"""Import the modules of a frontend's processes once and fork each: ``fork_server MODULE FD``, or
+:func:`start`.
 
 Importing vLLM takes ten seconds of CPU and hundreds of megabytes; a fork takes neither. Each child
 runs ``MODULE.main(FILE_DESCRIPTOR)``. Python's own fork server listens on a socket in a directory
 and searches the current one for modules; this one serves only the frontend that holds the other end
-of the socket FD: :mod:`frontend.processing.forks`.
+of the socket FD: :mod:`frontend.bounded.fork_supply`.
 """
 
 import contextlib
@@ -15,9 +16,12 @@ import signal
 import socket
 import sys
 import threading
-from typing import Final
+from types import ModuleType
+from typing import Any, Final
 
-from common.aio.processes import freeze_heap
+import setproctitle
+
+from common.aio.processes import ForkedProcess, freeze_heap
 
 FORK: Final = b"fork"
 """Request for a child, with its file descriptor. The answer is the child's pid, and its pidfd."""
@@ -30,9 +34,30 @@ def main() -> None:
     gc.disable()  # a fifth of the time is looking through what stays
     module = importlib.import_module(sys.argv[1])
     gc.enable()
-    client = socket.socket(fileno=int(sys.argv[2]))
     # Freezing keeps children's garbage collection from copying imported objects.
     freeze_heap()
+    _fork_for(frontend, socket.socket(fileno=int(sys.argv[2])), module)
+
+
+def start(module: ModuleType, title: str) -> ForkedProcess:
+    """Start a fork server by forking this process: in milliseconds, with what it has imported.
+    ``title`` is what ``ps`` shows of it and of its children. Raises OSError."""
+    frontend = os.pidfd_open(os.getpid())
+
+    def run(client: socket.socket) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        setproctitle.setproctitle(title)
+        gc.freeze()
+        _fork_for(frontend, client, module)
+
+    try:
+        return ForkedProcess(run, socket.SOCK_SEQPACKET, [frontend])
+    finally:
+        os.close(frontend)
+
+
+def _fork_for(frontend: int, client: socket.socket, module: Any) -> None:
+    """Fork until the frontend of this pidfd is gone; in a child, run the module's ``main``."""
     connection = _serve(client)
     if connection is not None:
         client.close()

@@ -6,13 +6,17 @@ import ctypes
 import gc
 import logging
 import os
+import resource
+import select
 import signal
 import socket
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +110,63 @@ class SpawnedProcess:
         self.socket.close()
         self.kill()
         return self.reap(timeout_s)
+
+
+class ForkedProcess:
+    """As :class:`SpawnedProcess`, but forked from this one, with all that it has imported."""
+
+    def __init__(
+        self,
+        run: Callable[[socket.socket], None],
+        kind: socket.SocketKind,
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        """Have the child call ``run`` with its end; it ends with that. It keeps ``descriptors``,
+        and no others of this process. Raises OSError: this host has no room for it."""
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, kind)
+        with contextlib.ExitStack() as opened, theirs:
+            opened.enter_context(self.socket)
+            self.pid = os.fork()
+            if not self.pid:
+                _run_and_exit(run, theirs, descriptors)
+            opened.pop_all()
+        self._pidfd: int | None = os.pidfd_open(self.pid)
+        self._status: int | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.reap(0) is None
+
+    def reap(self, timeout_s: float) -> int | None:
+        """Wait for the end; return the exit status, or None on time-out."""
+        if self._pidfd is not None and select.select([self._pidfd], [], [], timeout_s)[0]:
+            self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            os.close(self._pidfd)
+            self._pidfd = None
+        return self._status
+
+    def end(self, timeout_s: float) -> int | None:
+        """Close the connection, then kill and reap the process. The connection must be unused."""
+        self.socket.close()
+        if self._pidfd is not None:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        return self.reap(timeout_s)
+
+
+def _run_and_exit(
+    run: Callable[[socket.socket], None], theirs: socket.socket, descriptors: Sequence[int]
+) -> NoReturn:
+    status = 1
+    try:
+        kept = sorted({_STDERR, theirs.fileno(), *descriptors})
+        for below, above in pairwise([*kept, resource.getrlimit(resource.RLIMIT_NOFILE)[0]]):
+            os.closerange(below + 1, above)
+        run(theirs)
+        status = 0
+    finally:  # nothing above may run in this process
+        if status:
+            traceback.print_exc()
+        os._exit(status)
 
 
 class StopSignals:

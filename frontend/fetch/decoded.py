@@ -61,7 +61,9 @@ def holder(value: Any) -> Any:
     if isinstance(value, (tuple, list)) and value:
         return holder(value[0])
     if isinstance(value, np.ndarray) and value.base is not None:
-        return value.base  # of the pieces of a sound each holds all
+        return holder(value.base)  # of the pieces of a sound each holds all
+    if isinstance(value, memoryview):
+        return holder(value.obj)
     return value
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from vllm import envs
-from vllm.multimodal.media import ImageMediaIO, MediaIO, VideoMediaIO
+from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, VideoMediaIO
 from yarl import URL
 
 from common.aio.cleanup import undo_on_error
@@ -30,6 +30,7 @@ from frontend.fetch.cache import EntityTags, MediaCache
 from frontend.fetch.content import Content, Digest, decoding_mode
 from frontend.fetch.data_url import has_scheme, is_data_url, read_data_url
 from frontend.fetch.decoded import holder, own_copy, processing_weight
+from frontend.fetch.decoder_processes import DecoderProcesses
 from frontend.fetch.decoders import PIXEL_BYTES, SpeechIO, decode
 from frontend.fetch.http import HttpFetcher, Unchanged
 from frontend.fetch.local_file import read_local_file
@@ -75,11 +76,14 @@ class MediaLoader:
         *,
         http: HttpFetcher | None = None,
         pool: Executor | None = None,
+        processes: DecoderProcesses | None = None,
     ) -> None:
         """The other parts are made here unless given; the pool has as many threads as vLLM's. A
-        cache of 0 bytes keeps nothing.
+        cache of 0 bytes keeps nothing. ``processes`` decode sounds and films; without, a thread
+        does.
         """
         self.policy = policy
+        self._processes = processes
         self.defers = False
         self.budgets = MediaBudgets.of(policy)
         self._http = HttpFetcher(policy) if http is None else http
@@ -177,11 +181,18 @@ class MediaLoader:
         decoded, _ = await self._turns_at_speech.run(threads, decode)
         return decoded
 
+    def expect_pictures_only(self) -> None:
+        """Free the memory that sounds and films need, until one comes. Blocks."""
+        if self._processes is not None:
+            self._processes.rest()
+
     async def close(self) -> None:
         """Cancel current work, close connections, end the threads, drop the cache."""
         await self._fetches.close()
         await self._decodes.close()
         await self._http.close()
+        if self._processes is not None:  # threads wait for them
+            await asyncio.to_thread(self._processes.close)
         await asyncio.to_thread(self._own_pool.shutdown, cancel_futures=True)
         self._cache.clear()
 
@@ -207,7 +218,10 @@ class MediaLoader:
                     allow(COPIES_WAIT_S)
                     copies.enter_context(budget.share(amount))
 
-            decoded = decode(content, media_io, self.policy, admit, admit_frame)
+            if self._processes is None or not isinstance(media_io, (AudioMediaIO, VideoMediaIO)):
+                decoded = decode(content, media_io, self.policy, admit, admit_frame)
+            else:
+                decoded = self._processes.decode(content, media_io, admit, admit_frame)
             return decoded, reservation.moved_to(holder(decoded))
 
     def _copy(self, decoded: Any) -> Any:

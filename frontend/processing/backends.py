@@ -17,6 +17,8 @@ from common.errors import ConfigurationError
 from common.observability.telemetry import CHILD_RESTARTS
 from common.observability.watchdog import allow
 from common.vllm_compat.renderer_patches import HfProcessorRuns, second_processor
+from frontend.bounded.child_process import LOST, ChildProcess, ProcessHungError
+from frontend.bounded.fork_supply import Forks, ProcessLostError
 from frontend.client_turns import ClientTurns
 from frontend.fetch import (
     Content,
@@ -27,18 +29,17 @@ from frontend.fetch import (
 from frontend.media_limits import Budget
 from frontend.processing.batch import Batch, Processed, Processor, in_runs, is_long, process
 from frontend.processing.child_messages import StartUp
-from frontend.processing.child_process import LOST, ChildProcess
 from frontend.processing.errors import (
     AbandonedError,
-    ProcessHungError,
     ProcessingFailedError,
-    ProcessLostError,
 )
 from frontend.processing.exchange import Exchange
-from frontend.processing.forks import Forks
 from frontend.processing.store import ProcessedStore
 
 logger = logging.getLogger(__name__)
+
+MODULE: Final = "frontend.processing.child"
+"""Module of the processes."""
 
 ATTEMPTS: Final = 2
 """Processes that a batch may kill before the batch itself is blamed."""
@@ -77,7 +78,7 @@ class ProcessPool:
         self._replacing = threading.Lock()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._closed = False
-        self._forks = Forks()
+        self._forks = Forks(MODULE)
         self._processes = dict(enumerate(_start(order, count, self._forks)))
         self._clients = ClientTurns(_AT_THE_THREAD * count)
         logger.info("media are processed by processes %s", ", ".join(map(str, self.pids)))

@@ -7,25 +7,25 @@ frontend assigns. It ends when the frontend does.
 import gc
 import logging
 import os
-import resource
 import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import cloudpickle
 from vllm.exceptions import VLLMClientError
 
 from common.cli.vllm_command_line import configure_vllms_logging
-from common.errors import OutOfFilesError, RequestRejectedError, UnsupportedItemError, causes
+from common.errors import OutOfFilesError, RequestRejectedError, UnsupportedItemError
 from common.observability.log_lines import configure_logging, current_request
 from common.observability.watchdog import WATCHDOG, allow
 from common.transfer.arena import ArenaMapping, EncodedItem, SegmentLayout, write_parts
 from common.transfer.codec import encode
 from common.vllm_compat.renderer_patches import HfProcessorRuns, patch_renderer
+from frontend.bounded.child_process import Ready
+from frontend.bounded.memory_limit import MemoryLimit, is_out_of_memory, private_bytes
 from frontend.fetch import decode, limit_decoders
 from frontend.media_limits import FetchPolicy, MediaError, seconds_for
 from frontend.processing.batch import Batch, Medium, Processed, process
@@ -35,7 +35,6 @@ from frontend.processing.child_messages import (
     Fault,
     NoRoom,
     Offsets,
-    Ready,
     Result,
     Results,
     StartUp,
@@ -59,14 +58,6 @@ cut them into tiles and make floats of them, with copies."""
 
 KEPT_BYTES: Final = 1 << 30
 """Growth since start-up beyond which a process is replaced."""
-
-_STATM: Final = Path("/proc/self/statm")
-_PRIVATE: Final = 5
-"""Field of private, writable pages, which the kernel compares with the limit. Memory shared with
-the frontend, as the arena is, does not count."""
-
-_SAID: Final = ("allocate memory", "not enough memory", "Insufficient memory", "bad_alloc")
-"""Messages of PyTorch, OpenCV and C++ in errors that are no MemoryError."""
 
 
 class _DeniedError(Exception):
@@ -216,47 +207,6 @@ def _layout(encoded: EncodedItem) -> SegmentLayout:
 def _map(order: StartUp) -> ArenaMapping:
     assert order.arena is not None
     return ArenaMapping.open(order.arena, writable=True)
-
-
-class MemoryLimit:
-    """Limit of this process's memory while entered: ``nbytes`` beyond its use at entry."""
-
-    def __init__(self, nbytes: int) -> None:
-        self._nbytes = nbytes
-
-    def grow(self, nbytes: int) -> None:
-        self._nbytes += nbytes
-        self._set(self._base + self._nbytes)
-
-    def __enter__(self) -> Self:
-        self._base = private_bytes()
-        self._set(self._base + self._nbytes)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._set(resource.RLIM_INFINITY)
-
-    @staticmethod
-    def _set(nbytes: int) -> None:
-        """Set the soft limit: the hard one belongs to the caller's environment."""
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        wanted = {nbytes, hard} - {resource.RLIM_INFINITY}
-        resource.setrlimit(
-            resource.RLIMIT_DATA, (min(wanted, default=resource.RLIM_INFINITY), hard)
-        )
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an allocation failed, in Python or in a library."""
-    return any(
-        isinstance(each, MemoryError) or any(said in str(each) for said in _SAID)
-        for each in causes(error)
-    )
-
-
-def private_bytes() -> int:
-    """Return the bytes of this process's own memory, used or not."""
-    return int(_STATM.read_text().split()[_PRIVATE]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def main(descriptor: int) -> None:

@@ -42,11 +42,6 @@ class StartUp:
 
 
 @dataclass(frozen=True)
-class Ready:
-    """The process is ready for batches."""
-
-
-@dataclass(frozen=True)
 class Wants:
     """The process is about to decode a medium of so many pixels."""
 

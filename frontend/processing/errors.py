@@ -65,14 +65,6 @@ class NoPlaceError(MmRouterError):
     status = HTTPStatus.BAD_REQUEST
 
 
-class ProcessLostError(MmRouterError):
-    """A media process ended by itself."""
-
-
-class ProcessHungError(MmRouterError):
-    """A media process missed its deadline and was killed."""
-
-
 class AbandonedError(MmRouterError):
     """Work was skipped because no request waits for it any more."""
 

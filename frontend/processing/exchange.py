@@ -10,6 +10,7 @@ from common.errors import OutOfFilesError, OverloadedError
 from common.transfer.arena import Lease, ReservedSegment, SegmentLayout
 from common.transfer.codec import decode
 from common.vllm_compat.renderer_patches import HfProcessorRuns
+from frontend.bounded.child_process import LOST, ChildProcess, ProcessHungError
 from frontend.fetch import RequestAllowance
 from frontend.media_limits import Budget, RefusedError, seconds_for
 from frontend.processing.batch import Batch, Processed
@@ -24,11 +25,9 @@ from frontend.processing.child_messages import (
     Wants,
     Written,
 )
-from frontend.processing.child_process import LOST, ChildProcess
 from frontend.processing.errors import (
     MediumTooCostlyError,
     MissingPackageError,
-    ProcessHungError,
     ProcessingFailedError,
 )
 from frontend.processing.store import ArenaStore, ProcessedStore

@@ -331,6 +331,12 @@ class Preprocessor:
         return self._processing is not None and self._processing.defers
 
     @property
+    def takes_pictures_only(self) -> bool:
+        """Whether the model takes pictures at most."""
+        processor = self.renderer.mm_processor
+        return processor is None or processor.info.supported_mm_limits.keys() <= {"image"}
+
+    @property
     def tokenizer(self) -> TokenizerLike | None:
         return self.renderer.tokenizer
 

@@ -34,6 +34,7 @@ WITH_VLLM = {
     "opencv-python-headless",
     "outlines-core",
     "python-multipart",
+    "setproctitle",
     "soundfile",
     "tokenizers",
     "torch",

@@ -50,6 +50,10 @@ token of a chat within another: 400 KB of ``<asr_te`` stopped the event loop for
 
 _SERVINGS: Final = ("openai_serving_transcription", "openai_serving_translation")
 
+_MAX_BYTES: Final = "max_audio_decode_bytes"
+_SETTINGS: Final = (_MAX_BYTES, "max_audio_decode_duration_s", "asr_config")
+"""Attributes of a serving object with which vLLM decodes and cuts a sound."""
+
 Vllms: TypeAlias = Any
 """An object of vLLM's: a request, its tokenizer, a prompt."""
 
@@ -70,12 +74,7 @@ def limit_speech(app: FastAPI, loader: MediaLoader) -> None:
 
 async def _decode_speech(serving: Vllms, loader: MediaLoader, sound: bytes) -> Vllms:
     """Return a sound in pieces and its seconds. Raises VLLMError for a sound that is refused."""
-
-    def load(data: bytes, max_bytes: int) -> Vllms:
-        limited = copy(serving)
-        limited.max_audio_decode_bytes = min(max_bytes, serving.max_audio_decode_bytes)
-        return limited._decode_and_chunk_speech(data)
-
+    load = partial(_chunked, type(serving), {name: getattr(serving, name) for name in _SETTINGS})
     try:
         with blaming_a_lack_of_files():
             return await loader.decode_speech(sound, load, serving._preprocess_executor)
@@ -83,6 +82,12 @@ async def _decode_speech(serving: Vllms, loader: MediaLoader, sound: bytes) -> V
         raise for_user(error, "the file") from error
     except OverloadedError as error:
         raise as_vllm_error(error) from error
+
+
+def _chunked(serving: Vllms, settings: Mapping[str, Vllms], data: bytes, max_bytes: int) -> Vllms:
+    """Call a serving class's method for an object of these settings, in any process."""
+    most = min(max_bytes, settings[_MAX_BYTES])
+    return serving._decode_and_chunk_speech(SimpleNamespace(**{**settings, _MAX_BYTES: most}), data)
 
 
 def _lacks_languages(serving: Vllms) -> bool:

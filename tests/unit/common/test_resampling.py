@@ -12,7 +12,7 @@ from vllm.multimodal.audio import AudioResampler
 
 from common.media import resampling
 from common.media.decoder_guard import guard_decoders
-from frontend.processing.child import MemoryLimit
+from frontend.bounded.memory_limit import MemoryLimit
 
 MIB = 1 << 20
 

@@ -34,22 +34,30 @@ from tests.waiting import until
 
 
 @dataclass
+class Decodes:
+    """How sounds are decoded, in the place of a model's settings; ``sizes`` are those that were."""
+
+    by: Callable[[bytes], object] | None = None
+    sizes: list[int] = field(default_factory=list)
+
+
+@dataclass
 class Speech:
-    """A serving object of vLLM's with what it needs to decode; ``decoded`` counts."""
+    """A serving object of vLLM's with what it needs to decode."""
 
     loader: MediaLoader
-    decode: Callable[[bytes], object] | None = None
+    asr_config: Decodes = field(default_factory=Decodes)
     max_audio_decode_bytes: int = 1 << 30
+    max_audio_decode_duration_s: float = 600.0
     model_cls: type = object
     tokenizer: object = None
-    decoded: list[int] = field(default_factory=list)
     _decode_and_chunk_speech_async: Any = None
     _preprocess_executor: Executor = field(default_factory=partial(ThreadPoolExecutor, 1))
 
     def _decode_and_chunk_speech(self, data: bytes) -> object:
-        if self.decode is not None:
-            return self.decode(data)
-        self.decoded.append(len(data))
+        if self.asr_config.by is not None:
+            return self.asr_config.by(data)
+        self.asr_config.sizes.append(len(data))
         most = self.max_audio_decode_bytes
         # By another reader vLLM logs an error, which pytest keeps with frames and samples.
         samples, rate = load_audio_soundfile(io.BytesIO(data), sr=16_000, max_decode_bytes=most)
@@ -84,7 +92,7 @@ async def make_speech() -> AsyncIterator[MakeSpeech]:
 async def test_it_fails_alone(route: str, make_speech: MakeSpeech) -> None:
     stuck = WATCHDOG.stuck
     with Hanging(lambda data: ([np.zeros(1)], 1.0)) as decode:
-        speech = make_speech(route, decode=decode, decode_timeout_s=1.0)
+        speech = make_speech(route, asr_config=Decodes(decode), decode_timeout_s=1.0)
         failed = await asyncio.gather(
             *(speech._decode_and_chunk_speech_async(sound("bad", 0.1)) for _ in range(5)),
             return_exceptions=True,
@@ -110,7 +118,7 @@ async def test_it_counts_before_it_is_decoded(make_speech: MakeSpeech) -> None:
         await speech._decode_and_chunk_speech_async(bomb)
     with pytest.raises(VLLMValidationError, match="from the file: it begins like none"):
         await speech._decode_and_chunk_speech_async(b"no sound")
-    assert not speech.decoded
+    assert not speech.asr_config.sizes
     pieces, seconds = await speech._decode_and_chunk_speech_async(silence(1, 10))
     assert (len(pieces[1]), seconds) == (159_991, 10.0)
 

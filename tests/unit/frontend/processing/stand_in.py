@@ -16,11 +16,11 @@ PACKAGE = "frontend.processing"
 if PACKAGE not in sys.modules and (spec := importlib.util.find_spec(PACKAGE)) is not None:
     sys.modules[PACKAGE] = importlib.util.module_from_spec(spec)
 
+from frontend.bounded.child_process import Ready  # noqa: E402
 from frontend.processing.child_messages import (  # noqa: E402 # the package is there by now
     Answer,
     BatchFailed,
     Fault,
-    Ready,
     Wants,
 )
 

@@ -17,14 +17,15 @@ from prometheus_client import REGISTRY
 
 from common.errors import ConfigurationError, OutOfFilesError, OverloadedError
 from common.vllm_compat.renderer_patches import HfProcessorRuns
+from frontend.bounded import child_process, fork_supply
+from frontend.bounded.child_process import ChildProcess, Deadline
 from frontend.fetch.allowance import RequestAllowance
 from frontend.media_limits.budget import Budget
 from frontend.media_limits.policy import FetchPolicy, RefusedError, RequestLimitError
-from frontend.processing import child_process, forks
+from frontend.processing import backends
 from frontend.processing.backends import ProcessPool
 from frontend.processing.batch import Batch
 from frontend.processing.child_messages import StartUp
-from frontend.processing.child_process import ChildProcess, Deadline
 from frontend.processing.errors import ProcessingFailedError
 from frontend.processing.store import PrivateStore
 from tests.e2e.processes import Process
@@ -79,7 +80,7 @@ class Pool:
 
 @pytest.fixture(autouse=True)
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forks, "MODULE", STAND_IN)
+    monkeypatch.setattr(backends, "MODULE", STAND_IN)
 
 
 @pytest.fixture
@@ -117,7 +118,7 @@ import sys, threading
 from pathlib import Path
 from tests.unit.frontend.processing import test_hung_processes as hung
 from tests.unit.frontend.processing.stand_in import Told
-hung.forks.MODULE = hung.STAND_IN
+hung.backends.MODULE = hung.STAND_IN
 one = hung.Pool(decode_timeout_s=1000)
 one.submit(Told(hangs=True))
 Path(sys.argv[1]).write_text(str(one.pid))
@@ -192,7 +193,7 @@ def test_closing_ends_also_with_a_process_that_was_stopped() -> None:
 
 def test_a_process_that_never_gets_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_process, "START_S", 0.2)
-    monkeypatch.setattr(forks, "MODULE", "tests.unit.frontend.processing.silent_stand_in")
+    monkeypatch.setattr(backends, "MODULE", "tests.unit.frontend.processing.silent_stand_in")
     before = descendants()
     with pytest.raises(ConfigurationError, match=r"did not start within 0.2 s"):
         Pool()
@@ -211,7 +212,7 @@ def test_a_process_that_is_killed_while_it_starts(monkeypatch: pytest.MonkeyPatc
         wait(process)
 
     monkeypatch.setattr(ChildProcess, "wait_until_ready", kill_the_first)
-    monkeypatch.setattr(forks, "MODULE", STAND_IN)
+    monkeypatch.setattr(backends, "MODULE", STAND_IN)
     one = Pool()
     assert one.does(Told())
     assert killed != [one.pid]
@@ -219,8 +220,8 @@ def test_a_process_that_is_killed_while_it_starts(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_fork_server_that_never_gets_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forks, "START_S", 0.2)
-    monkeypatch.setattr(forks, "COMMAND", ["sh", "-c", "sleep 1000"])
+    monkeypatch.setattr(fork_supply, "START_S", 0.2)
+    monkeypatch.setattr(fork_supply, "COMMAND", ["sh", "-c", "sleep 1000"])
     before = descendants()
     with pytest.raises(ConfigurationError, match=r"did not start within 0.2 s"):
         Pool()
@@ -228,7 +229,7 @@ def test_a_fork_server_that_never_gets_ready(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_fork_server_that_can_not_import(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forks, "MODULE", "tests.there.is.no.such.module")
+    monkeypatch.setattr(backends, "MODULE", "tests.there.is.no.such.module")
     with pytest.raises(ConfigurationError, match="did not start"):
         Pool()
 
@@ -268,7 +269,7 @@ def test_closing_while_a_fork_server_does_not_answer(one: Pool) -> None:
 
 
 def test_a_process_that_can_not_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forks, "COMMAND", ["/there/is/no/such/program"])
+    monkeypatch.setattr(fork_supply, "COMMAND", ["/there/is/no/such/program"])
     with pytest.raises(ConfigurationError, match="can't be started"):
         Pool()
 
@@ -277,7 +278,7 @@ def test_a_process_that_can_not_be_replaced_now_is_later(
     one: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as without:
-        without.setattr(forks, "COMMAND", ["/there/is/no/such/program"])
+        without.setattr(fork_supply, "COMMAND", ["/there/is/no/such/program"])
         end_server_of(one.pid)
         os.kill(one.pid, signal.SIGKILL)
         for _ in range(2):

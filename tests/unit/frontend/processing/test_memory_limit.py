@@ -13,13 +13,13 @@ import torch
 from common.request_plane.card import WorkerCard
 from common.transfer.arena.arena import Arena
 from common.vllm_compat.renderer_patches import HfProcessorRuns
+from frontend.bounded.memory_limit import MemoryLimit, is_out_of_memory, private_bytes
 from frontend.fetch.allowance import RequestAllowance
 from frontend.media_limits.budget import MediaBudgets
 from frontend.media_limits.policy import FetchPolicy
-from frontend.processing import forks
+from frontend.processing import backends
 from frontend.processing.backends import ProcessPool
 from frontend.processing.batch import Batch, Processed
-from frontend.processing.child import MemoryLimit, is_out_of_memory, private_bytes
 from frontend.processing.child_messages import StartUp
 from frontend.processing.errors import MediumTooCostlyError
 from frontend.processing.store import ArenaStore
@@ -34,7 +34,7 @@ MIB = 1 << 20
 def hungry(card: WorkerCard, serve_args: Namespace) -> Iterator[ProcessPool]:
     """One process, whose arena is larger than what it may take for a medium."""
     with pytest.MonkeyPatch.context() as patch, closing(Arena(2048 * MIB, prefault=False)) as arena:
-        patch.setattr(forks, "MODULE", "tests.unit.frontend.processing.hungry_child")
+        patch.setattr(backends, "MODULE", "tests.unit.frontend.processing.hungry_child")
         runs = HfProcessorRuns(side="frontend", worker_id=None)
         order = StartUp(card, serve_args, POLICY, arena.offer)
         decoding = MediaBudgets.of(POLICY).decoding

@@ -1,4 +1,4 @@
-"""One media process, from the view of the thread that talks to it.
+"""One process for media, from the view of the thread that talks to it.
 
 Every wait has a deadline. A process that misses it is killed and its connection shut down, so that
 blocked readers and writers return.
@@ -13,12 +13,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Final, Self
 
-from frontend.processing.child_messages import Ready, StartUp
-from frontend.processing.errors import ProcessHungError, ProcessLostError
-from frontend.processing.forks import START_S, Forks
+from common.errors import MmRouterError, OutOfFilesError
+from frontend.bounded.fork_supply import START_S, Forks, ProcessLostError
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +26,15 @@ LOST: Final = (EOFError, OSError)
 """Errors of a connection whose other end is gone."""
 
 _STOP_S: Final = 5.0
+
+
+class ProcessHungError(MmRouterError):
+    """A process missed its deadline and was killed."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """First message of a process: it has read its order."""
 
 
 class Deadline:
@@ -58,8 +67,10 @@ class Deadline:
 
 
 class ChildProcess:
-    def __init__(self, order: StartUp, forks: Forks) -> None:
-        """Start the process; it isn't ready yet. Raises ProcessLostError."""
+    def __init__(self, order: object, forks: Forks) -> None:
+        """Start the process; it isn't ready yet. ``order`` is its first message. Raises
+        ProcessLostError.
+        """
         self._socket, theirs = socket.socketpair()
         with theirs:
             try:
@@ -95,6 +106,14 @@ class ChildProcess:
             if not deadline.missed:
                 raise
             raise ProcessHungError("did not answer in time") from error
+
+    def receive_descriptor(self) -> int:
+        """Return a file descriptor that the process has sent, with one byte, after a message.
+        Raises OutOfFilesError: there is none to be had."""
+        _, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
+        if not descriptors:
+            raise OutOfFilesError
+        return descriptors[0]
 
     def kill(self) -> None:
         """End it at once, even if stopped, and unblock its readers and writers."""

@@ -1,4 +1,4 @@
-"""Supply of media processes: a fork server, restarted if it dies.
+"""Supply of processes that decode or process media: a fork server, restarted if it dies.
 
 Thread-safe. Every wait has a deadline.
 """
@@ -8,17 +8,14 @@ import errno
 import os
 import socket
 import threading
-from typing import Final
+from typing import Final, Protocol
 
 from common.aio.fork_server import FORK
 from common.aio.processes import SpawnedProcess, python_command
-from frontend.processing.errors import ProcessLostError
+from common.errors import MmRouterError
 
 COMMAND: Final = python_command("common.aio.fork_server")
 """Starts the fork server; its arguments are the children's module and its end of a socket pair."""
-
-MODULE: Final = "frontend.processing.child"
-"""Module of the children: its ``main`` gets the descriptor of a process's end."""
 
 START_S: Final = 120.0
 """Time-out in seconds for its imports and for each fork."""
@@ -26,13 +23,36 @@ START_S: Final = 120.0
 _STOP_S: Final = 2.0
 
 
-class Forks:
-    """Forks media processes. They outlive this object, and end with this process."""
+class ProcessLostError(MmRouterError):
+    """A process for media ended by itself."""
 
-    def __init__(self) -> None:
+
+class ServerProcess(Protocol):
+    """A fork server's process, with the other end of its socket."""
+
+    socket: socket.socket
+
+    @property
+    def alive(self) -> bool: ...
+
+    def reap(self, timeout_s: float) -> int | None: ...
+
+    def end(self, timeout_s: float) -> int | None: ...
+
+
+class Forks:
+    """Forks processes. They outlive this object, and end with this process."""
+
+    def __init__(self, module: str, first: ServerProcess | None = None) -> None:
+        """
+        Args:
+            module: of the processes; its ``main`` gets the descriptor of a process's end.
+            first: a running fork server of it. Otherwise one starts at the first fork: seconds.
+        """
+        self._module = module
         self._turn = threading.Lock()
         self._changing = threading.Lock()
-        self._server: _Server | None = None
+        self._server: _Server | None = None if first is None else _Server(first)
         self._closed = False
 
     def fork(self, theirs: socket.socket) -> tuple[int, int]:
@@ -57,6 +77,11 @@ class Forks:
             if self._server is not None:
                 self._server.leave()
 
+    def rest(self) -> None:
+        """End an idle server. Another starts at the next fork, if there is one."""
+        with self._turn:
+            self._forget()
+
     def close(self) -> None:
         """End the server, after :meth:`refuse` and the end of the processes, which it reaps."""
         with self._turn:
@@ -71,7 +96,7 @@ class Forks:
             if self._closed:
                 raise ProcessLostError("the frontend is shutting down")
             if self._server is None:
-                self._server = _Server()
+                self._server = _Server(_started(self._module))
             return self._server
 
     def _forget(self) -> None:
@@ -83,14 +108,9 @@ class Forks:
 
 
 class _Server:
-    def __init__(self) -> None:
-        try:
-            self.process = SpawnedProcess(
-                lambda end: [*COMMAND, MODULE, str(end)], socket.SOCK_SEQPACKET
-            )
-        except OSError as error:
-            raise ProcessLostError(f"a process for media can't be started: {error}") from error
-        self.process.socket.settimeout(START_S)
+    def __init__(self, process: ServerProcess) -> None:
+        self.process = process
+        process.socket.settimeout(START_S)
 
     def fork(self, theirs: socket.socket) -> tuple[int, int]:
         try:
@@ -111,6 +131,13 @@ class _Server:
         """Unblock its callers. It ends with its last child."""
         with contextlib.suppress(OSError):
             self.process.socket.shutdown(socket.SHUT_RDWR)
+
+
+def _started(module: str) -> SpawnedProcess:
+    try:
+        return SpawnedProcess(lambda end: [*COMMAND, module, str(end)], socket.SOCK_SEQPACKET)
+    except OSError as error:
+        raise ProcessLostError(f"a process for media can't be started: {error}") from error
 
 
 def _late() -> str:
