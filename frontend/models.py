@@ -307,8 +307,8 @@ class Models:
                     ) from error
             if self._several:
                 list_together(model.app, lambda: [each.app for each in self._models.values()])
-            elif model.preprocessor.takes_pictures_only:
-                await asyncio.to_thread(self._shared.loader.expect_pictures_only)
+            elif model.preprocessor.takes_text_only:
+                await asyncio.to_thread(self._shared.loader.expect_no_media)
             await closing.enter_async_context(model.app.router.lifespan_context(model.app))
             freeze_heap()
         return None if gone.is_set() else model

@@ -1,6 +1,6 @@
-"""A process that decodes sounds and films for a frontend, forked by its fork server.
+"""A process that decodes media for a frontend, forked by its fork server.
 
-A medium that makes FFmpeg abort, hang or grow ends this process, and not the frontend.
+A medium that makes a library abort, hang or grow ends this process, and not the frontend.
 """
 
 import errno
@@ -20,6 +20,7 @@ from itertools import accumulate
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
+from PIL import Image
 from vllm.multimodal.media import MediaIO
 
 from common.errors import OutOfFilesError
@@ -110,6 +111,16 @@ class _Pickler(pickle.Pickler):
 
     def persistent_id(self, obj: object) -> bool | None:
         return True if obj is self._encoded else None
+
+    def reducer_override(self, obj: object) -> Any:
+        """Pickle the pixels of pictures as an array, and nothing else of their files."""
+        if isinstance(obj, Image.Image) and obj.mode in ("L", "RGB", "RGBA"):
+            return _picture, (obj.mode, obj.size, pickle.PickleBuffer(obj.tobytes()))
+        return NotImplemented
+
+
+def _picture(mode: str, size: tuple[int, int], pixels: memoryview) -> Image.Image:
+    return Image.frombytes(mode, size, memoryview(pixels))
 
 
 class _DeniedError(Exception):

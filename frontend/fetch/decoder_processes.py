@@ -1,13 +1,15 @@
-"""Processes that decode sounds and films, each for one medium at a time.
+"""Processes that decode media, each one at a time.
 
 FFmpeg aborts on what it takes to be impossible, and a C library's abort ends its process. Here it
-ends one request. A process that hangs is killed, and one that grows has a limit.
+ends one request. A process that hangs is killed, and one that grows has a limit. Everyday pictures
+are decoded by threads: their way back would take longer, and their libraries are looked at most.
 """
 
 import logging
 import mmap
 import os
 import pickle
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from vllm.multimodal.media import MediaIO
+from vllm.multimodal.media import ImageMediaIO, MediaIO
 
 from common.aio import fork_server
 from common.errors import OutOfFilesError, OverloadedError
@@ -42,6 +44,19 @@ _TITLE: Final = "mmrouter frontend: decodes media"
 
 _KILLING_S: Final = 10.0
 """Of a thread that waits for a process, so that the process is given up, and not the thread."""
+
+
+_EVERYDAY: Final = re.compile(rb"\xff\xd8\xff|\x89PNG|RIFF....WEBP", re.DOTALL)
+"""Beginnings of JPEG, PNG and WebP."""
+
+_EVERYDAY_BYTES: Final = 8 << 20
+
+
+def is_everyday(content: Content, media_io: MediaIO[Any]) -> bool:
+    """Return whether threads may decode a medium."""
+    if not isinstance(media_io, ImageMediaIO):
+        return False
+    return len(content.data) <= _EVERYDAY_BYTES and bool(_EVERYDAY.match(content.data))
 
 
 class UndecodableError(UnfetchableError):

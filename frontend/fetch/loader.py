@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from vllm import envs
-from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, VideoMediaIO
+from vllm.multimodal.media import ImageMediaIO, MediaIO, VideoMediaIO
 from yarl import URL
 
 from common.aio.cleanup import undo_on_error
@@ -30,7 +30,7 @@ from frontend.fetch.cache import EntityTags, MediaCache
 from frontend.fetch.content import Content, Digest, decoding_mode
 from frontend.fetch.data_url import has_scheme, is_data_url, read_data_url
 from frontend.fetch.decoded import holder, own_copy, processing_weight
-from frontend.fetch.decoder_processes import DecoderProcesses
+from frontend.fetch.decoder_processes import DecoderProcesses, is_everyday
 from frontend.fetch.decoders import PIXEL_BYTES, SpeechIO, decode
 from frontend.fetch.http import HttpFetcher, Unchanged
 from frontend.fetch.local_file import read_local_file
@@ -79,8 +79,8 @@ class MediaLoader:
         processes: DecoderProcesses | None = None,
     ) -> None:
         """The other parts are made here unless given; the pool has as many threads as vLLM's. A
-        cache of 0 bytes keeps nothing. ``processes`` decode sounds and films; without, a thread
-        does.
+        cache of 0 bytes keeps nothing. ``processes`` decode all but everyday pictures; without,
+        threads do.
         """
         self.policy = policy
         self._processes = processes
@@ -181,8 +181,8 @@ class MediaLoader:
         decoded, _ = await self._turns_at_speech.run(threads, decode)
         return decoded
 
-    def expect_pictures_only(self) -> None:
-        """Free the memory that sounds and films need, until one comes. Blocks."""
+    def expect_no_media(self) -> None:
+        """Free the memory that decoding needs, until a medium comes. Blocks."""
         if self._processes is not None:
             self._processes.rest()
 
@@ -218,7 +218,7 @@ class MediaLoader:
                     allow(COPIES_WAIT_S)
                     copies.enter_context(budget.share(amount))
 
-            if self._processes is None or not isinstance(media_io, (AudioMediaIO, VideoMediaIO)):
+            if self._processes is None or is_everyday(content, media_io):
                 decoded = decode(content, media_io, self.policy, admit, admit_frame)
             else:
                 decoded = self._processes.decode(content, media_io, admit, admit_frame)

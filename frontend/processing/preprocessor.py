@@ -331,10 +331,8 @@ class Preprocessor:
         return self._processing is not None and self._processing.defers
 
     @property
-    def takes_pictures_only(self) -> bool:
-        """Whether the model takes pictures at most."""
-        processor = self.renderer.mm_processor
-        return processor is None or processor.info.supported_mm_limits.keys() <= {"image"}
+    def takes_text_only(self) -> bool:
+        return self.renderer.mm_processor is None
 
     @property
     def tokenizer(self) -> TokenizerLike | None:

@@ -1,6 +1,7 @@
 """Sounds and films are decoded in processes, which one medium may end, and nothing else."""
 
 import asyncio
+import io
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import numpy as np
 import psutil
 import pybase64
 import pytest
+from PIL import Image
 from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, MediaWithBytes, VideoMediaIO
 
 from common.errors import OverloadedError
@@ -65,6 +67,12 @@ def _cut(data: bytes, max_bytes: int) -> Any:
     return [samples[:1001], samples[1001:]], 2.0
 
 
+def gif() -> bytes:
+    buffer = io.BytesIO()
+    Image.open(io.BytesIO(picture("still"))).convert("P").save(buffer, "GIF")
+    return buffer.getvalue()
+
+
 PICTURES = b",".join(pybase64.b64encode(picture(name, (64, 48))) for name in "ab")
 
 
@@ -76,8 +84,10 @@ PICTURES = b",".join(pybase64.b64encode(picture(name, (64, 48))) for name in "ab
         (VideoMediaIO(ImageMediaIO(), num_frames=5), Content.of(FILM)),
         (VideoMediaIO(ImageMediaIO()), Content.of(PICTURES, jpeg_frames=True)),
         (SpeechIO(_cut), Content.of(sound("b"))),
+        (ImageMediaIO(), Content.of(gif())),
+        (ImageMediaIO(image_mode=None), Content.of(gif())),
     ],
-    ids=["sound", "sound of a film", "film", "pictures", "speech"],
+    ids=["sound", "sound of a film", "film", "pictures", "speech", "GIF", "GIF in its colours"],
 )
 def test_what_comes_back_is_what_a_thread_would_decode(
     media_io: MediaIO[Any], content: Content, processes: DecoderProcesses
@@ -90,6 +100,10 @@ def test_what_comes_back_is_what_a_thread_would_decode(
         assert there.original_bytes == here.original_bytes
         assert content.jpeg_frames or there.original_bytes is content.data
         here, there = here.media, there.media
+    if isinstance(here, Image.Image):
+        assert (there.mode, there.size) == (here.mode, here.size)
+        assert there.convert("RGB").tobytes() == here.convert("RGB").tobytes()
+        return
     (here, told), (there, tells) = here, there
     assert tells == told
     assert announced[:2] == announced[2:]
@@ -199,6 +213,24 @@ async def test_a_fork_server_that_is_gone_starts_again(how: str) -> None:
         await until(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE)
         assert await asyncio.to_thread(pid_of, processes) > 0
     assert set(psutil.Process().children()) <= others
+
+
+@pytest.mark.parametrize(
+    ("content", "here"),
+    [
+        (Content.of(picture("everyday")), True),
+        (Content.of(picture("large") + bytes(8 << 20)), False),
+        (Content.of(gif()), False),
+    ],
+    ids=["everyday", "large", "GIF"],
+)
+async def test_everyday_pictures_are_decoded_by_threads(
+    content: Content, here: bool, processes: DecoderProcesses
+) -> None:
+    loader = MediaLoader(POLICY, 0, processes=processes)
+    assert (await loader.decode(content, ImageMediaIO())).media.size == (224, 224)
+    assert bool(processes.pids) is not here
+    await loader.close()
 
 
 async def test_room_is_taken_while_any_array_of_a_medium_lives(
