@@ -47,7 +47,7 @@ from common.media.film_frames import THREADS_OF_4K, UP_TO_4K, VerifiedCapture, c
 from common.media.formats import AVIF, FFMPEG_FORMATS, IMAGE_FORMATS, check_codecs, is_read
 from common.media.picture_metadata import limit_metadata
 from common.media.picture_strips import LARGE, is_large, strips
-from common.media.quick_decoders import Ppm, Qoi, RefusedPlainText
+from common.media.quick_decoders import BmpRuns, Ppm, Qoi, RefusedPlainText
 from common.media.resampling import thrifty_resampler
 from common.media.tensor_files import load as load_tensor
 from common.media.webp_and_avif import WebP, open_avif
@@ -149,6 +149,7 @@ def guard_decoders() -> None:
     Image.init()  # imports plugins, which the first picture would where no file can be opened
     image.ALLOWED_IMAGE_FORMATS = IMAGE_FORMATS
     limit_metadata()
+    Image.register_decoder("bmp_rle", BmpRuns)
     Image.register_decoder("ppm_plain", RefusedPlainText)
     Image.register_decoder("ppm", Ppm)
     Image.register_decoder("qoi", Qoi)

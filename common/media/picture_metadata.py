@@ -15,11 +15,7 @@ from vllm.multimodal.media import image as media_image
 
 MAX_READS: Final = 1 << 19
 """Reads of a picture's file. 200 MB of pixels take a PNG 75,000 in chunks of 8 KiB, and a GIF of
-8 MB of comments 65,000; other formats take fewer, but for a compressed BMP."""
-
-_READS_OF_A_RUN: Final = 2
-_MAX_RUNS: Final = 4 << 20
-"""Runs of a BMP, of a pixel each at least, which Pillow reads in Python."""
+8 MB of comments 65,000; other formats take fewer."""
 
 MAX_NUMBERS: Final = 4 << 20
 """Bytes of numbers in the tags of a TIFF or of EXIF; Python needs up to 18 times as much. 64
@@ -98,11 +94,7 @@ def limit_metadata() -> None:
 
 @wraps(_VLLMS_OPEN)
 def _open_image(fp: BytesIO) -> Image.Image:
-    file = _FewReads(fp.getvalue())
-    opened = _VLLMS_OPEN(file)
-    if opened.format in ("BMP", "DIB"):
-        file.left += _READS_OF_A_RUN * min(opened.width * opened.height, _MAX_RUNS)
-    return opened
+    return _VLLMS_OPEN(_FewReads(fp.getvalue()))
 
 
 class _Tags(TiffImagePlugin.ImageFileDirectory_v2):
