@@ -290,6 +290,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "fetching and decoding of media": {
         "frontend/fetch/connector.py": ("vllm.multimodal.media", "vllm.multimodal.media.video"),
         "frontend/fetch/decoded.py": ("vllm.multimodal.media",),
+        "frontend/fetch/decoder_processes.py": ("vllm.multimodal.media",),
         "frontend/fetch/decoders.py": (
             "vllm.envs",
             "vllm.multimodal.media",
