@@ -169,6 +169,8 @@ def guard_decoders() -> None:
     media_image.normalize_image = _turn_upright
     cv2.VideoCapture = _guarded_capture  # type: ignore[assignment, misc] # its objects
     _limit_ffmpegs_memory()
+    for path in _libraries("libtiff"):  # which says on the log each row of a fax that is damaged
+        ctypes.CDLL(path).TIFFSetErrorHandler(None)
 
 
 @wraps(_VLLMS_LOAD)

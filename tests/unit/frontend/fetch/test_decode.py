@@ -461,6 +461,14 @@ def test_a_tile_larger_than_its_picture() -> None:
         decoded(grey_tiff(tile, many), limited(max_pixels=6_000_000))
 
 
+def test_a_damaged_fax_fills_no_log(capfd: pytest.CaptureFixture[str]) -> None:
+    """libtiff wrote a line for each row: 93 MB for a megabyte."""
+    fax = {BITSPERSAMPLE: [1], COMPRESSION: [3], IMAGELENGTH: [999], STRIPOFFSETS: [8]}
+    data = b"\0\x10\2" * 999
+    assert decoded(grey_tiff(data, fax | {STRIPBYTECOUNTS: [len(data)]}), limited())
+    assert "Fax" not in capfd.readouterr().err
+
+
 def test_strips_that_overlap() -> None:
     """libtiff unpacks each whole: 5 MB took hours, in a call that nothing ends."""
     policy = limited()
