@@ -42,6 +42,10 @@ _FOR_PIXEL_OF_FRAME: Final = 120
 """Memory for decoding: of any medium, and more for each encoded byte, each granted pixel, and each
 pixel of one frame, of which a codec keeps 17, of up to six bytes a pixel."""
 
+_NICENESS: Final = 10
+"""The event loop goes first: eight films at a time on two cores kept other clients' chats for
+0.32 s at the median, and for 0.09 s so."""
+
 _ALIGNED: Final = 64
 
 _KEPT_BYTES: Final = 256 << 20
@@ -241,5 +245,6 @@ def main(descriptor: int) -> None:
     # Ctrl-C reaches the whole group; the frontend decides when to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # each abort would leave a file of 0.5 GB
+    os.nice(_NICENESS)
     give_back_large_memory()
     DecoderChild(socket.socket(fileno=descriptor)).serve()
