@@ -60,6 +60,11 @@ NOT_OPENED: Final = "Could not open video stream"
 _TEXT_LIMIT: Final = "MAX_TEXT_"
 """In Pillow's errors about a PNG whose metadata, unpacked, exceed a constant of its own."""
 
+_DAMAGE: Final = "decoder error"
+"""In Pillow's errors about a damaged TIFF."""
+
+_DAMAGED: Final = "it can't be decoded: it is damaged, or too short"
+
 MISLED_DECODER_ERRORS = (
     ArithmeticError,
     AssertionError,
@@ -143,9 +148,11 @@ def decode(
             raise RefusedError(
                 "its text or colour profile is too large: leave it out, or send JPEG"
             ) from error
+        if _DAMAGE in str(error):
+            raise RefusedError(_DAMAGED) from error
         raise
     except MISLED_DECODER_ERRORS as error:
-        raise RefusedError("it can't be decoded: it is damaged, or too short") from error
+        raise RefusedError(_DAMAGED) from error
 
 
 def _decode(

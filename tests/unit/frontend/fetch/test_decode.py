@@ -469,6 +469,15 @@ def test_a_damaged_fax_fills_no_log(capfd: pytest.CaptureFixture[str]) -> None:
     assert "Fax" not in capfd.readouterr().err
 
 
+def test_a_damaged_tiff_is_not_black() -> None:
+    """Pillow says so once, and vLLM did not listen."""
+    data = zlib.compress(bytes(range(100)))
+    tags = {STRIPOFFSETS: [8], STRIPBYTECOUNTS: [len(data)]}
+    assert decoded(grey_tiff(data, tags), limited())
+    with pytest.raises(RefusedError, match="it is damaged, or too short"):
+        decoded(grey_tiff(data, tags | {STRIPBYTECOUNTS: [9]}), limited())
+
+
 def test_strips_that_overlap() -> None:
     """libtiff unpacks each whole: 5 MB took hours, in a call that nothing ends."""
     policy = limited()
