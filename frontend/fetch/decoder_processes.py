@@ -214,6 +214,20 @@ class DecoderProcesses:
             return _read(process, answer, data) if isinstance(answer, Decoded) else answer
 
 
+def decoder_processes(policy: FetchPolicy) -> DecoderProcesses | None:
+    """Return processes, or log why this host has none: threads decode then."""
+    try:
+        os.close(os.memfd_create(_TITLE))
+        return DecoderProcesses(policy)
+    except OSError as error:
+        logger.warning(
+            "media are decoded in this process, which one that crashes a decoder can end: this "
+            "host gives no memfd, pidfd or process (%s)",
+            error,
+        )
+        return None
+
+
 class _Admitted:
     """What a medium was granted. A second process is not granted the same again."""
 

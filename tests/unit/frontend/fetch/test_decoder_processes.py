@@ -1,6 +1,7 @@
 """Sounds and films are decoded in processes, which one medium may end, and nothing else."""
 
 import asyncio
+import errno
 import io
 import os
 import signal
@@ -21,7 +22,11 @@ from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, MediaWith
 from common.errors import OverloadedError
 from frontend.fetch.content import Content
 from frontend.fetch.decoded import holder
-from frontend.fetch.decoder_processes import DecoderProcesses, UndecodableError
+from frontend.fetch.decoder_processes import (
+    DecoderProcesses,
+    UndecodableError,
+    decoder_processes,
+)
 from frontend.fetch.decoders import SpeechIO, decode, limit_decoders
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.policy import FetchPolicy, RefusedError
@@ -139,7 +144,7 @@ def test_a_medium_is_not_blamed_for_one_lost_process(
 
 
 async def test_a_decoder_that_hangs_is_killed() -> None:
-    with processes_of(FetchPolicy(decode_timeout_s=1.0)) as processes:
+    with processes_of(FetchPolicy(decode_timeout_s=5.0)) as processes:
         before = pid_of(processes)
         with pytest.raises(UndecodableError, match="did not end within its time limit"):
             decoded(processes, Hangs())
@@ -213,6 +218,22 @@ async def test_a_fork_server_that_is_gone_starts_again(how: str) -> None:
         await until(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE)
         assert await asyncio.to_thread(pid_of, processes) > 0
     assert set(psutil.Process().children()) <= others
+
+
+@pytest.mark.parametrize("call", ["memfd_create", "pidfd_open", "fork"])
+def test_a_host_that_refuses_a_call_decodes_in_threads(
+    call: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As old container runtimes do."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    before = set(psutil.Process().open_files())
+    monkeypatch.setattr(os, call, refuse)
+    assert decoder_processes(POLICY) is None
+    assert "media are decoded in this process" in caplog.text
+    assert set(psutil.Process().open_files()) == before
 
 
 @pytest.mark.parametrize(
