@@ -6,7 +6,6 @@ import ctypes
 import gc
 import logging
 import os
-import resource
 import select
 import signal
 import socket
@@ -14,7 +13,6 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -122,7 +120,9 @@ class ForkedProcess:
         descriptors: Sequence[int] = (),
     ) -> None:
         """Have the child call ``run`` with its end; it ends with that. It keeps ``descriptors``,
-        and no others of this process. Raises OSError: this host has no room for it."""
+        and has others of this process refer to nothing: libraries close theirs in its own children,
+        as libuv does, and would close what has got the number. Raises OSError: this host has no
+        room for it."""
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, kind)
         with contextlib.ExitStack() as opened, theirs:
             opened.enter_context(self.socket)
@@ -158,9 +158,11 @@ def _run_and_exit(
 ) -> NoReturn:
     status = 1
     try:
-        kept = sorted({_STDERR, theirs.fileno(), *descriptors})
-        for below, above in pairwise([*kept, resource.getrlimit(resource.RLIMIT_NOFILE)[0]]):
-            os.closerange(below + 1, above)
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        kept = {*range(_STDERR + 1), theirs.fileno(), *descriptors}
+        for each in {int(path.name) for path in Path("/proc/self/fd").iterdir()} - kept:
+            with contextlib.suppress(OSError):  # of the listing itself
+                os.dup2(nothing, each, inheritable=False)
         run(theirs)
         status = 0
     finally:  # nothing above may run in this process

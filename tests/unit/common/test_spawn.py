@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from common.aio.processes import SpawnedProcess, freeze_heap
+from common.aio.processes import ForkedProcess, SpawnedProcess, freeze_heap
 
 ECHO = "import socket,sys; s=socket.socket(fileno=int(sys.argv[1])); s.sendall(s.recv(9)*2)"
 
@@ -49,6 +49,23 @@ def test_it_inherits_what_it_is_given_and_nothing_else() -> None:
     finally:
         os.close(reader)
         os.close(writer)
+
+
+def test_descriptors_that_a_fork_does_not_keep_keep_their_numbers() -> None:
+    """libuv closes its own in each child of a child, whatever has got their numbers."""
+    reader, writer = os.pipe()
+
+    def run(end: socket.socket) -> None:
+        end.sendall(str(Path(f"/proc/self/fd/{writer}").readlink()).encode())
+        end.recv(1)
+
+    process = ForkedProcess(run, socket.SOCK_STREAM)
+    os.close(writer)
+    assert process.socket.recv(99) == os.devnull.encode()
+    assert os.read(reader, 1) == b"", "it is closed there"
+    os.close(reader)
+    process.socket.sendall(b"x")
+    assert process.reap(60) == process.end(60) == 0
 
 
 def test_one_that_can_not_be_started_leaves_no_descriptor() -> None:
