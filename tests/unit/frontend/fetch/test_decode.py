@@ -159,6 +159,8 @@ def test_a_header_that_takes_minutes_to_read() -> None:
     still = io.BytesIO()
     Image.new("L", (16, 16)).save(still, "GIF")
     moving = still.getvalue()
+    Image.new("L", (16, 16)).save(still := io.BytesIO(), "WEBP")
+    web = still.getvalue()
     head = 13 + 3 * (2 << (moving[10] & 7))
     for bomb in (
         whole[:2] + 70 * exif + whole[2:],
@@ -168,6 +170,7 @@ def test_a_header_that_takes_minutes_to_read() -> None:
         drawn[:33] + 300_000 * chunk + drawn[33:],
         drawn[:33] + 300_000 * pixels + drawn[33:],
         tags,
+        web[:4] + struct.pack("<I", len(web) - 8 + (1 << 19)) + web[8:] + bytes(1 << 19),
         moving[:head] + b"!\xfe" + 300_000 * b"\x02ab" + b"\0" + moving[head:],
         moving[:head] + MAX_READS * b"\0" + moving[head:],
         b"P5\n#" + MAX_READS * b" " + b"\n16 16\n255\n" + bytes(256),
