@@ -209,10 +209,11 @@ class Connection(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count a header, or a trailer after the body."""
+        """Count a header, or a trailer after the body, which uvicorn would take for a header."""
         self._headers += 1
         self._count(name + value)
-        super().on_header(name, value)
+        if self._in_head:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._in_head, self._in_body, self._aimless = False, True, 0

@@ -51,12 +51,14 @@ class Workshop:
         self.admission = Admission(settings)
         self.app = Door(self._serve, [say_when_to_retry, self.admission])
         self.got: list[Message] = []
+        self.headers: set[bytes] = set()
         self.go_on = asyncio.Event()
         self.waiting = 0
         self.left = 0
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         size = 0
+        self.headers.update(name for name, _ in scope["headers"])
         more = scope["method"] != "GET"
         while more:
             message = await receive()
@@ -210,6 +212,17 @@ async def test_trailers_without_end_are_cut_off(trailer: bytes) -> None:
         await client.until_closed()
         await server.until_nothing_is_left()
         assert (shop.got, shop.memory) == ([], 0)
+
+
+async def test_trailers_are_no_headers() -> None:
+    """A trailer that a proxy passes on, `X-Forwarded-For`, gave each request another client."""
+    shop = Workshop(HttpSettings())
+    async with shop.serving() as server:
+        trailers = b"X-Forwarded-For: 192.0.2.1\r\nAuthorization: Bearer a\r\n\r\n"
+        reply = await server.ask(post(CHUNKED, "X-A: b") + b"1\r\nx\r\n0\r\n" + trailers)
+        assert (reply.status, reply.body) == (200, b"1")
+    assert b"x-a" in shop.headers
+    assert shop.headers.isdisjoint({b"x-forwarded-for", b"authorization"})
 
 
 async def test_bodies_that_do_not_end_take_no_place_and_are_given_up() -> None:
