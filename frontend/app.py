@@ -30,7 +30,7 @@ from common.transfer.pages import give_back_large_memory
 from common.vllm_compat.features import INSTALLED
 from frontend.args import FrontendArgs, parse
 from frontend.door import make_door
-from frontend.fetch import CONNECTOR_NAME, MediaLoader, decoder_processes, register
+from frontend.fetch import CONNECTOR_NAME, MediaLoader, fork_decoders, register
 from frontend.http import (
     History,
     Management,
@@ -121,7 +121,7 @@ async def open_frontend(
     """Open all parts, close them on exit. Raises ConfigurationError if one is unavailable."""
     async with AsyncExitStack() as closing:
         # First, since it forks this process, which has no threads of ours yet.
-        processes = decoder_processes(args.media)
+        processes = fork_decoders(args.media)
         if processes is not None:
             closing.callback(processes.close)
         make_sender = partial(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Final, Self
 
-from common.errors import MmRouterError, OutOfFilesError
+from common.errors import MmRouterError
 from frontend.bounded.fork_supply import START_S, Forks, ProcessLostError
 
 logger = logging.getLogger(__name__)
@@ -107,13 +107,13 @@ class ChildProcess:
                 raise
             raise ProcessHungError("did not answer in time") from error
 
-    def receive_descriptor(self) -> int:
-        """Return a file descriptor that the process has sent, with one byte, after a message.
-        Raises OutOfFilesError: there is none to be had."""
-        _, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
-        if not descriptors:
-            raise OutOfFilesError
-        return descriptors[0]
+    def receive_into(self, memory: memoryview) -> None:
+        """Fill memory with bytes that the process sends, outside of messages. Raises as a message
+        does."""
+        while memory:
+            if not (received := self._socket.recv_into(memory, 0, socket.MSG_WAITALL)):
+                raise EOFError
+            memory = memory[received:]
 
     def kill(self) -> None:
         """End it at once, even if stopped, and unblock its readers and writers."""
@@ -154,6 +154,8 @@ class ChildProcess:
                 return True
             watched = os.dup(self._pidfd)  # another thread may close it meanwhile
         try:
-            return bool(select.select([watched], [], [], _STOP_S)[0])
+            poll = select.poll()  # select() takes no descriptor above 1,023
+            poll.register(watched, select.POLLIN)
+            return bool(poll.poll(_STOP_S * 1000))
         finally:
             os.close(watched)

@@ -6,17 +6,15 @@ A medium that makes a library abort, hang or grow ends this process, and not the
 import errno
 import gc
 import logging
-import mmap
 import os
 import pickle
 import resource
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
-from itertools import accumulate
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
@@ -45,8 +43,6 @@ pixel of one frame, of which a codec keeps 17, of up to six bytes a pixel."""
 _NICENESS: Final = 10
 """The event loop goes first: eight films at a time on two cores kept other clients' chats for
 0.32 s at the median, and for 0.09 s so."""
-
-_ALIGNED: Final = 64
 
 _KEPT_BYTES: Final = 256 << 20
 """Growth since its start beyond which a process is replaced."""
@@ -80,16 +76,13 @@ class Wants:
 
 @dataclass(frozen=True)
 class Decoded:
-    """A decoded medium, pickled but for its arrays, which follow in shared memory, and for its
-    encoded bytes, to which each persistent id refers.
-
-    Attributes:
-        spans: where each array begins and ends there.
-        leaves: whether this was the process's last medium.
+    """A decoded medium, pickled but for its arrays, which follow in these sizes, and for its
+    encoded bytes, to which each persistent id refers. ``leaves`` tells whether this was the
+    process's last medium.
     """
 
     pickled: bytes
-    spans: list[tuple[int, int]]
+    sizes: list[int]
     leaves: bool
 
 
@@ -99,11 +92,6 @@ class NotDecoded:
 
     error: Exception
     leaves: bool
-
-
-def shared_size(spans: Sequence[tuple[int, int]]) -> int:
-    """Return the bytes of shared memory for such arrays; a mapping has one at least."""
-    return max((end for _, end in spans), default=1) or 1
 
 
 class _Pickler(pickle.Pickler):
@@ -127,8 +115,9 @@ def _picture(mode: str, size: tuple[int, int], pixels: memoryview) -> Image.Imag
     return Image.frombytes(mode, size, memoryview(pixels))
 
 
-class _DeniedError(Exception):
-    """There is no room; the frontend tells its client."""
+def _pickled(decoded: Any, encoded: bytes, arrays: list[memoryview]) -> bytes:
+    _Pickler(file := BytesIO(), encoded, arrays).dump(decoded)
+    return file.getvalue()
 
 
 class DecoderChild:
@@ -149,30 +138,31 @@ class DecoderChild:
 
     def serve(self) -> None:
         """Decode until the frontend is gone, or until too much memory is kept."""
-        leaves = False
-        while not leaves:
-            try:
-                medium: Medium = self._connection.recv()
-                data = self._connection.recv_bytes()
-            except (EOFError, ConnectionError):
-                return
-            about = current_request.set(medium.request)
-            decoded, failed = None, None
-            try:
-                with WATCHDOG.telling("media"):
-                    decoded = self._decode(medium, data)
-            except _DeniedError:
-                continue
-            except Exception as error:  # noqa: BLE001 # told to the frontend, which raises it
-                failed = _for_frontend(error)
-            finally:
-                current_request.reset(about)
-            if failed is None:
-                leaves = self._deliver(decoded, data)
-            else:
-                leaves = self._keeps_too_much()
-                self._connection.send(NotDecoded(failed, leaves))
-            del decoded, data
+        with suppress(EOFError, ConnectionError):
+            while not self._decode_next():
+                pass
+
+    def _decode_next(self) -> bool:
+        """Return whether this process leaves. Raises EOFError or ConnectionError at the end."""
+        medium: Medium = self._connection.recv()
+        data = self._connection.recv_bytes()
+        about = current_request.set(medium.request)
+        pickled, arrays, failed = b"", list[memoryview](), None
+        try:
+            with WATCHDOG.telling("media"):
+                pickled = _pickled(self._decode(medium, data), data, arrays)
+        except Exception as error:  # noqa: BLE001 # told to the frontend, which raises it
+            failed = _for_frontend(error)
+            arrays.clear()
+        finally:
+            current_request.reset(about)
+        sizes = [array.nbytes for array in arrays]
+        leaves = self._keeps_too_much(sum(sizes))
+        answer = Decoded(pickled, sizes, leaves) if failed is None else NotDecoded(failed, leaves)
+        self._connection.send(answer)
+        for array in arrays:
+            self._end.sendall(array)
+        return leaves
 
     def _decode(self, medium: Medium, data: bytes) -> Any:
         content = Content(data, Digest(b""), medium.jpeg_frames)
@@ -196,26 +186,7 @@ class DecoderChild:
         except (EOFError, ConnectionError):  # decoding would blame the medium
             sys.exit("the frontend is gone")
         if not granted:
-            raise _DeniedError
-
-    def _deliver(self, decoded: Any, encoded: bytes) -> bool:
-        arrays: list[memoryview] = []
-        _Pickler(pickled := BytesIO(), encoded, arrays).dump(decoded)
-        takes = (-(-array.nbytes // _ALIGNED) * _ALIGNED for array in arrays)
-        starts = accumulate(takes, initial=0)
-        spans = [(at, at + array.nbytes) for at, array in zip(starts, arrays, strict=False)]
-        shared = os.memfd_create("mmrouter decoded medium")
-        try:
-            os.ftruncate(shared, size := shared_size(spans))
-            with mmap.mmap(shared, size) as memory:
-                for array, (start, end) in zip(arrays, spans, strict=True):
-                    memory[start:end] = array
-            leaves = self._keeps_too_much(sum(array.nbytes for array in arrays))
-            self._connection.send(Decoded(pickled.getvalue(), spans, leaves))
-            socket.send_fds(self._end, [b"\0"], [shared])
-        finally:
-            os.close(shared)
-        return leaves
+            raise RefusedError("the frontend refuses it, and knows why")
 
     def _keeps_too_much(self, at_hand: int = 0) -> bool:
         most = self._at_first + at_hand + _KEPT_BYTES

@@ -6,8 +6,6 @@ are decoded by threads: their way back would take longer, and their libraries ar
 """
 
 import logging
-import mmap
-import os
 import pickle
 import re
 import threading
@@ -16,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from io import BytesIO
+from itertools import accumulate
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
@@ -24,7 +23,7 @@ import numpy.typing as npt
 from vllm.multimodal.media import ImageMediaIO, MediaIO
 
 from common.aio import fork_server
-from common.errors import OutOfFilesError, OverloadedError
+from common.errors import MmRouterError, OutOfFilesError, OverloadedError
 from common.observability.log_lines import current_request, log_setup
 from common.observability.telemetry import CHILD_RESTARTS
 from common.observability.watchdog import allow
@@ -32,8 +31,8 @@ from frontend.bounded.child_process import LOST, ChildProcess, ProcessHungError
 from frontend.bounded.fork_supply import Forks, ProcessLostError
 from frontend.fetch import decoder_child
 from frontend.fetch.content import Content
-from frontend.fetch.decoder_child import Decoded, Medium, NotDecoded, StartUp, Wants, shared_size
-from frontend.media_limits import FetchPolicy, UnfetchableError, seconds_for
+from frontend.fetch.decoder_child import Decoded, Medium, NotDecoded, StartUp, Wants
+from frontend.media_limits import COPIES_WAIT_S, FetchPolicy, UnfetchableError, seconds_for
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +44,8 @@ _TITLE: Final = "mmrouter frontend: decodes media"
 _KILLING_S: Final = 10.0
 """Of a thread that waits for a process, so that the process is given up, and not the thread."""
 
+
+_ALIGNED: Final = 64
 
 _EVERYDAY: Final = re.compile(rb"\xff\xd8\xff|\x89PNG|RIFF....WEBP", re.DOTALL)
 """Beginnings of JPEG, PNG and WebP."""
@@ -109,7 +110,10 @@ class DecoderProcesses:
             except LOST:
                 continue
             if isinstance(answer, NotDecoded):
-                raise answer.error
+                try:
+                    raise answer.error
+                finally:  # its traceback refers to this frame, which would live until a collection
+                    del answer
             return answer
         raise UndecodableError("a decoder crashed on it, and so did the next")
 
@@ -138,10 +142,12 @@ class DecoderProcesses:
 
     @contextmanager
     def _process(self) -> Iterator[ChildProcess]:
-        """Have a process for one medium. It is ended if it is lost meanwhile, or leaves."""
-        process, why = self._take(), ""
+        """Have a process for one medium. It is ended if it is lost meanwhile, or leaves, or if part
+        of its answer is unread: the next medium would get that."""
+        process, why = self._take(), "was not heard out"
         try:
             yield process
+            why = ""
         except ProcessHungError as error:
             why = str(error)
             raise
@@ -160,17 +166,20 @@ class DecoderProcesses:
                 raise OverloadedError("the frontend is shutting down")
             if self._idle:
                 return self._idle.pop()
+        process: ChildProcess | None = None
         try:
             process = ChildProcess(StartUp(self._policy, log_setup()), self._forks)
-        except (ProcessLostError, OSError) as error:
-            raise _lacking(error) from error
-        with self._changing:
-            self._all.add(process)
-        try:
+            with self._changing:
+                self._all.add(process)
             process.wait_until_ready()
-        except ProcessLostError as error:
-            self._end(process, str(error))
-            raise _lacking(error) from error
+        except (ProcessLostError, OSError, RuntimeError) as error:  # the last is a lack of threads
+            if process is not None:
+                self._end(process, "did not start")
+            if OutOfFilesError.caused(error):
+                raise OutOfFilesError from error
+            raise OverloadedError(
+                "no process to decode media can be started: try again later"
+            ) from error
         return process
 
     def _put_back(self, process: ChildProcess) -> None:
@@ -185,8 +194,10 @@ class DecoderProcesses:
             self._all.discard(process)
             self._leaving.discard(process)
             closed = self._closed
-        process.end()
-        process.close()
+        try:
+            process.end()
+        finally:
+            process.close()
         if closed:
             raise OverloadedError("the frontend is shutting down")
         if why:
@@ -201,28 +212,28 @@ class DecoderProcesses:
         with process.in_time(self._policy.decode_timeout_s) as deadline:
             connection.send(medium)
             connection.send_bytes(data)
+            refusal: MmRouterError | None = None
             while isinstance(answer := connection.recv(), Wants):
-                granted, since = False, time.monotonic()
-                try:
-                    admitted.take(answer)
-                    granted = True
-                finally:
-                    deadline.extend(time.monotonic() - since + seconds_for(answer.pixels))
-                    connection.send(granted)
+                since = time.monotonic()
+                deadline.extend(COPIES_WAIT_S)
+                refusal = refusal or admitted.take(answer)
+                waited = time.monotonic() - since
+                deadline.extend(waited - COPIES_WAIT_S + seconds_for(answer.pixels))
+                connection.send(refusal is None)
             if answer.leaves:
                 self._leaving.add(process)
-            return _read(process, answer, data) if isinstance(answer, Decoded) else answer
+            decoded = _read(process, answer, data) if isinstance(answer, Decoded) else answer
+            return decoded if refusal is None else NotDecoded(refusal, answer.leaves)
 
 
-def decoder_processes(policy: FetchPolicy) -> DecoderProcesses | None:
+def fork_decoders(policy: FetchPolicy) -> DecoderProcesses | None:
     """Return processes, or log why this host has none: threads decode then."""
     try:
-        os.close(os.memfd_create(_TITLE))
         return DecoderProcesses(policy)
     except OSError as error:
         logger.warning(
             "media are decoded in this process, which one that crashes a decoder can end: this "
-            "host gives no memfd, pidfd or process (%s)",
+            "host gives no pidfd or process (%s)",
             error,
         )
         return None
@@ -240,20 +251,24 @@ class _Admitted:
         """Begin to count what a process wants."""
         self._wanted = {False: 0, True: 0}
 
-    def take(self, wants: Wants) -> None:
+    def take(self, wants: Wants) -> MmRouterError | None:
+        """Return why it is not granted."""
         kind = wants.of_frame
         self._wanted[kind] += wants.pixels
         if (more := self._wanted[kind] - self._granted[kind]) > 0:
-            self._ask[kind](more)
+            try:
+                self._ask[kind](more)
+            except MmRouterError as error:
+                return error.with_traceback(None)  # its frames have the medium, and the error
             self._granted[kind] += more
+        return None
 
 
 class _Unpickler(pickle.Unpickler):
     """Puts the encoded bytes where they belong."""
 
-    def __init__(self, answer: Decoded, encoded: bytes, memory: npt.NDArray[np.uint8]) -> None:
-        arrays = [memory[slice(*span)] for span in answer.spans]
-        super().__init__(BytesIO(answer.pickled), buffers=arrays)
+    def __init__(self, pickled: bytes, encoded: bytes, arrays: list[npt.NDArray[np.uint8]]) -> None:
+        super().__init__(BytesIO(pickled), buffers=arrays)
         self._encoded = encoded
 
     def persistent_load(self, pid: object) -> bytes:
@@ -261,16 +276,11 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _read(process: ChildProcess, answer: Decoded, encoded: bytes) -> Any:
-    """Return a decoded medium, whose arrays lie in shared memory."""
-    shared = process.receive_descriptor()
-    try:
-        memory = np.frombuffer(mmap.mmap(shared, shared_size(answer.spans)), np.uint8)
-    finally:
-        os.close(shared)
-    return _Unpickler(answer, encoded, memory).load()
-
-
-def _lacking(error: Exception) -> Exception:
-    if OutOfFilesError.caused(error):
-        return error
-    return OverloadedError("no process to decode media can be started: try again later")
+    """Return a decoded medium, whose arrays lie in one piece of memory."""
+    takes = (-(-size // _ALIGNED) * _ALIGNED for size in answer.sizes)
+    starts = list(accumulate(takes, initial=0))
+    memory = np.empty(starts[-1], np.uint8)
+    arrays = [memory[at : at + size] for at, size in zip(starts, answer.sizes, strict=False)]
+    for array in arrays:
+        process.receive_into(array.data)
+    return _Unpickler(answer.pickled, encoded, arrays).load()

@@ -2,12 +2,16 @@
 
 import asyncio
 import errno
+import gc
 import io
 import os
+import resource
 import signal
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,13 +23,14 @@ import pytest
 from PIL import Image
 from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, MediaWithBytes, VideoMediaIO
 
-from common.errors import OverloadedError
+from common.errors import OutOfFilesError, OverloadedError
+from frontend.bounded.child_process import Deadline
 from frontend.fetch.content import Content
 from frontend.fetch.decoded import holder
 from frontend.fetch.decoder_processes import (
     DecoderProcesses,
     UndecodableError,
-    decoder_processes,
+    fork_decoders,
 )
 from frontend.fetch.decoders import SpeechIO, decode, limit_decoders
 from frontend.fetch.loader import MediaLoader
@@ -57,8 +62,12 @@ def processes() -> Iterator[DecoderProcesses]:
         yield made
 
 
+def grant(pixels: int) -> None:
+    pass
+
+
 def decoded(processes: DecoderProcesses, media_io: MediaIO[Any], data: bytes = FILM) -> Any:
-    return processes.decode(Content.of(data), media_io, lambda _: None, lambda _: None)
+    return processes.decode(Content.of(data), media_io, grant, grant)
 
 
 def pid_of(processes: DecoderProcesses) -> int:
@@ -206,6 +215,64 @@ async def test_closing_ends_what_is_under_way(tmp_path: Path) -> None:
     assert not processes.pids
 
 
+def test_what_is_decoded_holds_no_descriptor(processes: DecoderProcesses) -> None:
+    """Thousands of sounds are kept in a cache."""
+    samples, _ = decoded(processes, AudioMediaIO(), sound("kept"))
+    assert type(holder(samples)) is np.ndarray
+
+
+def test_what_is_refused_is_freed_at_once(processes: DecoderProcesses) -> None:
+    """Without a garbage collection: it takes room that others need."""
+
+    def refuse(pixels: int) -> None:
+        raise OverloadedError("full")
+
+    gc.disable()
+    try:
+        for admit, data in ((refuse, FILM), (grant, FILM[:900])):
+            content = Content.of(data)
+            with suppress(OverloadedError, ValueError, RefusedError):
+                processes.decode(content, VideoMediaIO(ImageMediaIO()), admit, grant)
+            kept = weakref.ref(content)
+            del content
+            assert kept() is None
+    finally:
+        gc.enable()
+
+
+def test_a_wait_for_room_is_no_decoding() -> None:
+    with processes_of(FetchPolicy(decode_timeout_s=4.0)) as processes:
+        media_io = VideoMediaIO(ImageMediaIO(), num_frames=4)
+        assert processes.decode(Content.of(FILM), media_io, lambda _: time.sleep(5), grant)
+
+
+def test_a_process_for_which_there_is_no_thread_is_ended(
+    processes: DecoderProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Deadline) -> Deadline:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as lacking:
+        lacking.setattr(Deadline, "__enter__", fail)
+        with pytest.raises(OutOfFilesError):
+            decoded(processes, OddIO())
+    assert not processes.pids
+    assert pid_of(processes)
+
+
+def test_it_works_with_more_than_1024_descriptors(processes: DecoderProcesses) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        with pytest.raises(UndecodableError):
+            decoded(processes, Aborts())
+    finally:
+        for each in opened:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 @pytest.mark.parametrize("how", ["rests", "is killed"])
 async def test_a_fork_server_that_is_gone_starts_again(how: str) -> None:
     others = set(psutil.Process().children())
@@ -220,7 +287,7 @@ async def test_a_fork_server_that_is_gone_starts_again(how: str) -> None:
     assert set(psutil.Process().children()) <= others
 
 
-@pytest.mark.parametrize("call", ["memfd_create", "pidfd_open", "fork"])
+@pytest.mark.parametrize("call", ["pidfd_open", "fork"])
 def test_a_host_that_refuses_a_call_decodes_in_threads(
     call: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -231,7 +298,7 @@ def test_a_host_that_refuses_a_call_decodes_in_threads(
 
     before = set(psutil.Process().open_files())
     monkeypatch.setattr(os, call, refuse)
-    assert decoder_processes(POLICY) is None
+    assert fork_decoders(POLICY) is None
     assert "media are decoded in this process" in caplog.text
     assert set(psutil.Process().open_files()) == before
 
