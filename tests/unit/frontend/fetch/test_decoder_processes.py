@@ -81,9 +81,9 @@ def _cut(data: bytes, max_bytes: int) -> Any:
     return [samples[:1001], samples[1001:]], 2.0
 
 
-def gif() -> bytes:
+def stored_as(kind: str) -> bytes:
     buffer = io.BytesIO()
-    Image.open(io.BytesIO(picture("still"))).convert("P").save(buffer, "GIF")
+    Image.open(io.BytesIO(picture("still"))).convert("P").save(buffer, kind)
     return buffer.getvalue()
 
 
@@ -98,8 +98,8 @@ PICTURES = b",".join(pybase64.b64encode(picture(name, (64, 48))) for name in "ab
         (VideoMediaIO(ImageMediaIO(), num_frames=5), Content.of(FILM)),
         (VideoMediaIO(ImageMediaIO()), Content.of(PICTURES, jpeg_frames=True)),
         (SpeechIO(_cut), Content.of(sound("b"))),
-        (ImageMediaIO(), Content.of(gif())),
-        (ImageMediaIO(image_mode=None), Content.of(gif())),
+        (ImageMediaIO(), Content.of(stored_as("GIF"))),
+        (ImageMediaIO(image_mode=None), Content.of(stored_as("GIF"))),
     ],
     ids=["sound", "sound of a film", "film", "pictures", "speech", "GIF", "GIF in its colours"],
 )
@@ -308,9 +308,10 @@ def test_a_host_that_refuses_a_call_decodes_in_threads(
     [
         (Content.of(picture("everyday")), True),
         (Content.of(picture("large") + bytes(8 << 20)), False),
-        (Content.of(gif()), False),
+        (Content.of(stored_as("GIF")), False),
+        (Content.of(stored_as("WEBP")), False),
     ],
-    ids=["everyday", "large", "GIF"],
+    ids=["everyday", "large", "GIF", "WebP"],
 )
 async def test_everyday_pictures_are_decoded_by_threads(
     content: Content, here: bool, processes: DecoderProcesses
