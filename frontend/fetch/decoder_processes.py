@@ -122,7 +122,7 @@ class DecoderProcesses:
         return {process.pid for process in self._all}
 
     def rest(self) -> None:
-        """End the fork server, which keeps memory, where no sound or film is expected."""
+        """End the fork server, which keeps memory, where no medium is expected."""
         self._forks.rest()
 
     def close(self) -> None:
