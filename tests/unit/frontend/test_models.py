@@ -67,6 +67,7 @@ class Loads:
     at_once: int = 0
     loading: int = 0
     answer: asyncio.Event | None = None
+    text_only: bool = False
 
     async def load(
         self,
@@ -97,7 +98,7 @@ class Loads:
             return {"model": name}
 
         app.add_api_route("/v1/completions", say, methods=["POST"])
-        preprocessor: Any = SimpleNamespace(defers=False)
+        preprocessor: Any = SimpleNamespace(defers=False, takes_text_only=self.text_only)
         client: Any = SimpleNamespace()
         return Model(preprocessor, client, app)
 
@@ -128,7 +129,8 @@ class Frontend:
         )
         self.gate = ReadinessGate(fleets.check_available, operator_app(routers, ""))
         server: Any = SimpleNamespace(accept=lambda: None)
-        loader: Any = None
+        self.expected: list[str] = []
+        loader: Any = SimpleNamespace(expect_no_media=lambda: self.expected.append("no media"))
         pooling = PoolingLimits(args.http, several_keys=False)
         shared = Shared(
             args,
@@ -409,6 +411,16 @@ async def test_a_single_model_stays_and_refuses_the_workers_of_others(
     await single.close()
     assert loads.closed == ["alpha"]
     assert (await single.ask("alpha")).status_code == 503
+
+
+@pytest.mark.parametrize("text_only", [True, False])
+async def test_what_decodes_media_is_freed_where_a_model_takes_none(
+    loads: Loads, single: Frontend, text_only: bool
+) -> None:
+    loads.text_only = text_only
+    single.come("alpha")
+    await until(lambda: single.serving() == ["alpha"])
+    assert single.expected == ["no media"] * text_only
 
 
 @pytest.mark.parametrize(
