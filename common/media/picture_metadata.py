@@ -33,11 +33,29 @@ _FRACTION: Final = 16
 
 _OFFSETS: Final = (TiffImagePlugin.STRIPOFFSETS, TiffImagePlugin.TILEOFFSETS)
 _LENGTHS: Final = (TiffImagePlugin.STRIPBYTECOUNTS, TiffImagePlugin.TILEBYTECOUNTS)
-_LAYOUT: Final = (*_OFFSETS, *_LENGTHS, 256, 257, 258, 259, 277, 278, 284, 322, 323)
-"""Tags of a TIFF that say how much libtiff decodes: sides, bits, compression, strips and tiles."""
+_LAYOUT: Final = (
+    *_OFFSETS,
+    *_LENGTHS,
+    TiffImagePlugin.IMAGEWIDTH,
+    TiffImagePlugin.IMAGELENGTH,
+    TiffImagePlugin.BITSPERSAMPLE,
+    TiffImagePlugin.COMPRESSION,
+    TiffImagePlugin.SAMPLESPERPIXEL,
+    TiffImagePlugin.ROWSPERSTRIP,
+    TiffImagePlugin.PLANAR_CONFIGURATION,
+    TiffImagePlugin.TILEWIDTH,
+    TiffImagePlugin.TILELENGTH,
+)
+"""Tags of a TIFF that say how much libtiff decodes."""
 
-_NUMBERS: Final = {3: "u2", 4: "u4", 8: "u2", 9: "u4", 13: "u4", 16: "u8"}
-"""How numbers of a type of tags are stored; any other is a byte."""
+_NUMBERS: Final = {
+    TiffTags.SHORT: "u2",
+    TiffTags.LONG: "u4",
+    TiffTags.LONG8: "u8",
+    TiffTags.SIGNED_SHORT: "u2",
+    TiffTags.SIGNED_LONG: "u4",
+    TiffTags.IFD: "u4",
+}
 
 MAX_PLAIN_PARTS: Final = 1 << 16
 """Strips or tiles of a TIFF that is not compressed, each of which Pillow reads in Python."""

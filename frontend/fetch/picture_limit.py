@@ -26,7 +26,12 @@ _MAX_SCANS: Final = 100
 _PNG_START: Final = 8
 _LONG: Final = struct.Struct(">I")
 
-_SIDES: Final = (322, 323, 256, 257)  # tags of a TIFF: of a tile, and of the picture
+_SIDES: Final = (
+    TiffImagePlugin.TILEWIDTH,
+    TiffImagePlugin.TILELENGTH,
+    TiffImagePlugin.IMAGEWIDTH,
+    TiffImagePlugin.IMAGELENGTH,
+)
 
 _MARKER: Final = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
 """JPEG markers, except those without a segment."""
