@@ -46,7 +46,7 @@ _LAYOUT: Final = (
     TiffImagePlugin.TILEWIDTH,
     TiffImagePlugin.TILELENGTH,
 )
-"""Tags of a TIFF that say how much libtiff decodes."""
+"""Tags of a TIFF that say how much libtiff decodes: sides, bits, compression, strips and tiles."""
 
 _NUMBERS: Final = {
     TiffTags.SHORT: "u2",
@@ -56,6 +56,7 @@ _NUMBERS: Final = {
     TiffTags.SIGNED_LONG: "u4",
     TiffTags.IFD: "u4",
 }
+"""How numbers of a type of tags are stored; any other is a byte."""
 
 MAX_PLAIN_PARTS: Final = 1 << 16
 """Strips or tiles of a TIFF that is not compressed, each of which Pillow reads in Python."""

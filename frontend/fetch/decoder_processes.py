@@ -44,7 +44,6 @@ _TITLE: Final = "mmrouter frontend: decodes media"
 _KILLING_S: Final = 10.0
 """Of a thread that waits for a process, so that the process is given up, and not the thread."""
 
-
 _ALIGNED: Final = 64
 
 _EVERYDAY: Final = re.compile(rb"\xff\xd8\xff|\x89PNG")

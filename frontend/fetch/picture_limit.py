@@ -32,6 +32,7 @@ _SIDES: Final = (
     TiffImagePlugin.IMAGEWIDTH,
     TiffImagePlugin.IMAGELENGTH,
 )
+"""Of a TIFF's tile, and of the picture."""
 
 _MARKER: Final = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
 """JPEG markers, except those without a segment."""
